@@ -1,0 +1,103 @@
+# Everything runs in .venv, made on first use from constraints.txt.  PYTHON chooses the interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+READY := $(VENV)/.ready
+# Only CI insists: a newer compiler's new warning must not keep anybody from building.
+export COMMKIT_WERROR ?= $(if $(filter true,$(CI)),1,0)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# The repository's own tools and mpiexec come first for what the recipes start.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+CPP := $(wildcard csrc/*/*.cc csrc/*/*.h tests/cpp/*.cc tests/cpp/*.h)
+BARS = $(shell find benchmarks -maxdepth 1 -name '[!_]*.py' -perm -u+x | LC_ALL=C sort)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bars clean distclean native format format-check lint types layers
+
+help:
+	@echo 'make demo    start-up by phase beside stock torch, then an all-reduce sweep'
+	@echo 'make test    build what changed and run every test'
+	@echo 'make check   format, lint, types, layers, tests: what CI runs'
+	@echo 'make bars    every benchmark against its bounds'
+	@echo 'make native  build commkit._C and commkit-agent in place'
+	@echo 'make format  rewrite Python and C++ in the house style'
+	@echo 'make clean   remove what was built (distclean: .venv too)'
+
+demo: native
+	$(PY) benchmarks/demo.py
+
+test: native
+	$(PY) -m pytest
+
+check: format-check lint types layers test
+
+# Each benchmark runs even if one before it fell short; the exit status tells whether any did.
+bars: native
+	@test -n "$(BARS)" || { echo 'make bars: no executable benchmarks/*.py' >&2; exit 1; }
+	@short=; for script in $(BARS); do \
+	  echo "== $$script"; $(PY) $$script --bars || short="$$short $$script"; \
+	done; test -z "$$short" || { echo "make bars: short or failed:$$short" >&2; exit 1; }
+
+native: $(READY)
+	$(PY) setup.py -q build_ext --inplace
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only -q .
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+format-check: $(READY)
+	$(BIN)/ruff format --check .
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+layers: $(READY)
+	$(PY) -m pytest -q tests/unit/test_layers.py
+
+# --- The environment -------------------------------------------------------------------------
+# One line for each thing that is missing; pip's and the compiler's own words come too late.
+define PREFLIGHT
+import os, shlex, shutil, subprocess, sys, sysconfig
+def stop(what):
+    sys.exit("make: " + what)
+if sys.version_info < (3, 10):
+    stop(f"{sys.executable} is Python {sys.version.split()[0]}, expected 3.10 or newer; make PYTHON=python3.11")
+try:
+    import ensurepip, venv
+except ImportError:
+    stop(f"{sys.executable} cannot make virtual environments; install python3-venv")
+if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    stop(f"no Python.h for {sys.executable}; install python3-dev")
+tried = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [["c++"], ["g++"], ["clang++"]]
+found = next((command for command in tried if shutil.which(command[0])), None)
+if found is None:
+    stop(f"no C++ compiler (tried {', '.join(c[0] for c in tried)}); install g++ or set CXX")
+probe = "#include <string_view>\nint main() { if constexpr (sizeof(int) > 1) return 0; }\n"
+run = subprocess.run([*found, "-std=c++17", "-fsyntax-only", "-x", "c++", "-"], input=probe, text=True, capture_output=True)
+if run.returncode:
+    stop(f"{found[0]} does not compile C++17: {run.stderr.strip().splitlines()[0]}")
+endef
+export PREFLIGHT
+
+$(READY): constraints.txt pyproject.toml Makefile
+	@command -v $(PYTHON) >/dev/null || { echo 'make: no $(PYTHON); install Python 3.10 or newer' >&2; exit 1; }
+	@$(PYTHON) -c "$$PREFLIGHT"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -c constraints.txt torch==2.13.0
+	$(PY) -m pip install -q -c constraints.txt setuptools wheel pybind11 mpich
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,mpi]'
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info commkit/_C.*.so commkit/commkit-agent
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

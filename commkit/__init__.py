@@ -1,0 +1,55 @@
+"""commkit: starts, places and measures the communication of large PyTorch jobs.
+
+`import commkit` does not import torch; the names of commkit.api are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from commkit.errors import (
+    CommkitError,
+    DigestMismatch,
+    JoinError,
+    JoinTimeout,
+    LaunchError,
+    OverlayError,
+    OverlayTimeout,
+    RankDied,
+    UsageError,
+    WrongData,
+)
+from commkit.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from commkit.api import destroy_process_group, init_process_group
+
+__all__ = [
+    "CommkitError",
+    "DigestMismatch",
+    "JoinError",
+    "JoinTimeout",
+    "LaunchError",
+    "OverlayError",
+    "OverlayTimeout",
+    "RankDied",
+    "UsageError",
+    "WrongData",
+    "__version__",
+    "destroy_process_group",
+    "init_process_group",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Only names of __all__ that are not bound above come here: those of commkit.api.
+    if name not in __all__:
+        raise AttributeError(f"module 'commkit' has no attribute {name!r}")
+    value = getattr(importlib.import_module("commkit.api"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

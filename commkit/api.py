@@ -1,0 +1,390 @@
+"""torch.distributed.init_process_group and destroy_process_group over the agent tree.
+
+init_process_group takes torch's arguments.  It finds the world (launch), joins the agent tree
+(overlay), and hands torch a store that the host's own agent serves; afterwards torch.distributed is
+in the state that torch's own function would have left it in.  There is no central store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import logging
+import math
+import os
+import re
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
+
+from commkit import launch, overlay
+from commkit.environ import Exported, check_gloo_interface, described
+from commkit.errors import CommkitError, JoinError, JoinTimeout, LaunchError, RankDied, UsageError
+from commkit.settings import load
+from commkit.store import open_store
+
+log = logging.getLogger("commkit")
+
+#: Seconds that destroy_process_group waits for ranks that have not finished creating their groups.
+LEAVE_TIMEOUT = 30.0
+
+#: A reset connection reaches a rank before the agents' report of who died; it may take this long.
+_REPORT_DELAY = 2.0
+
+#: Where torch keeps what register_rendezvous_handler was told.
+_HANDLERS = "_rendezvous_handlers"
+
+# Bound before anything can replace them.
+_torch_init: Any = c10d.init_process_group
+_torch_destroy: Any = c10d.destroy_process_group
+_TORCH_PARAMETERS = tuple(inspect.signature(_torch_init).parameters)
+
+
+@dataclass
+class _Live:
+    """The world behind torch's default group."""
+
+    world: overlay.World
+    exported: Exported = field(default_factory=Exported)
+
+
+_live: _Live | None = None
+_phases: dict[str, float] = {}
+_told: set[str] = set()
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any | None = None,
+    device_id: torch.device | int | None = None,
+    *,
+    layout: object = None,
+    topology: object = None,
+    **rest: Any,
+) -> None:
+    """Starts torch.distributed over the agent tree; returns when every rank has joined.
+
+    The arguments are torch's, in torch's order, and mean what they mean there; `rest` takes those
+    that the running torch has besides.  `timeout` (torch's default: 10 minutes for nccl, 30
+    otherwise) is also the one deadline of the join.  RANK, WORLD_SIZE, LOCAL_RANK and
+    LOCAL_WORLD_SIZE are set in os.environ where absent, until the group is destroyed.
+    gloo connects lazily on torch >= 2.8 unless TORCH_GLOO_LAZY_INIT is set.
+
+    With `store`, the backends fake and mpi, an init_method of a scheme that another library has
+    registered, or COMMKIT_DISABLE=1, torch's own function does all the work.
+
+    `layout` and `topology` are not available yet and must be None.
+
+    Raises UsageError (an argument), LaunchError (the environment), JoinTimeout naming the missing
+    ranks and hosts, JoinError (duplicate rank, unequal world sizes, a group that could not be
+    created), RankDied naming the ranks that died meanwhile; ValueError, as torch does, if the
+    default group exists.  After an error this rank has left the tree.
+    """
+    global _live
+    for name in rest:
+        if name not in _TORCH_PARAMETERS:
+            raise TypeError(
+                f"init_process_group() got an unexpected keyword argument {name!r}: torch "
+                f"{torch.__version__} takes {', '.join(_TORCH_PARAMETERS)}; commkit adds layout "
+                "and topology"
+            )
+    for name, value in (("layout", layout), ("topology", topology)):
+        if value is not None:
+            raise UsageError(f"{name}={value!r}: not available in this version; leave it out")
+    stock = functools.partial(
+        _torch_init,
+        backend=backend,
+        init_method=init_method,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        group_name=group_name,
+        pg_options=pg_options,
+        device_id=device_id,
+        **rest,
+    )
+    settings = load()
+    if settings.disable or dist.is_initialized():
+        stock()  # the second case is torch's own error
+        return
+    leave_world()  # of a default group that ended unseen
+    names = set() if store is not None else _check_backend(backend, device_id)
+    reason = _reason_for_stock(backend, init_method, store)
+    if reason:
+        if reason not in _told:
+            _told.add(reason)
+            log.warning("%s: torch starts this group by itself, without commkit's tree", reason)
+        stock()
+        return
+
+    limit = _check_timeout(timeout, names)
+    deadline = time.monotonic() + limit.total_seconds()
+    _phases.clear()
+    with _phase("resolve"):
+        spec = launch.resolve(
+            init_method=init_method, rank=rank, world_size=world_size, settings=settings
+        )
+    with _phase("join"):
+        world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
+    _observe_torch()
+    live = _live = _Live(world)
+    try:
+        live.exported.add(_variables(world, names))
+        with world.creating():
+            with _phase("store"):
+                base = open_store(world, deadline - time.monotonic(), settings=settings)
+            # A death from now on breaks the waits of this store; one before it would not.
+            if world.failures():
+                raise RankDied("; ".join(world.failures()))
+            with _phase("process_group"):
+                stock(
+                    init_method=None,
+                    world_size=spec.world_size,
+                    rank=spec.rank,
+                    # The prefix that torch gives the store of its own rendezvous.
+                    store=PrefixStore("default_pg", base),
+                )
+        world.connected("default_pg", range(spec.world_size))
+    except BaseException as error:
+        explained = _explain(world, error, names, deadline)
+        _abandon(live, error)
+        if explained is None:
+            raise
+        raise explained from error
+    base.set_timeout(limit)
+    c10d._default_pg_init_method = init_method or "env://"
+
+
+def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+    """torch's destroy_process_group; the end of the default group also leaves the agent tree.
+
+    Leaving waits until the members of this rank's groups have finished creating them, at most
+    LEAVE_TIMEOUT seconds.  torch.distributed.destroy_process_group itself does the same while a
+    world of commkit exists.  Errors are torch's; trouble on the way out of the tree is logged.
+    """
+    _torch_destroy(group)
+
+
+def world() -> overlay.World | None:
+    """The agent tree's world behind torch's default group; None if commkit did not start it."""
+    return _live.world if _live is not None else None
+
+
+def is_initialized() -> bool:
+    """Whether the default group exists and commkit started it."""
+    return _live is not None and dist.is_initialized()
+
+
+def start_up_phases() -> dict[str, float]:
+    """Seconds that the last init_process_group spent in resolve, join, store and process_group."""
+    return dict(_phases)
+
+
+def leave_world() -> None:
+    """Leaves the tree if this process is in it.  Called when torch's default group ends."""
+    global _live
+    live, _live = _live, None
+    if live is None:
+        return
+    live.exported.withdraw()
+    began = time.monotonic()
+    try:
+        # False at once: a rank was lost or the agent is gone, and nobody is left to wait for.
+        if not live.world.leave(LEAVE_TIMEOUT) and time.monotonic() - began >= LEAVE_TIMEOUT:
+            log.warning(
+                "left the world after %.0f s although not every member of this rank's groups had "
+                "connected",
+                LEAVE_TIMEOUT,
+            )
+    except CommkitError as error:
+        log.warning("leaving the world: %s", error)
+
+
+def _forget() -> None:
+    # A forked child shares neither the connection nor the membership of its parent.
+    global _live
+    _live = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _observe_torch() -> None:
+    """Makes the end of torch's default group known to commkit, whoever ends it.
+
+    torch offers no callback, scripts bind destroy_process_group by name before commkit is asked
+    for anything, and groups are also aborted: what all of these call is this setter.
+    """
+    setter: Any = getattr(c10d, "_update_default_pg", None)
+    if setter is None or hasattr(setter, "_commkit"):
+        return  # without the setter the world is left by the next init or at exit
+
+    @functools.wraps(setter)
+    def observed(pg: Any) -> None:
+        setter(pg)
+        if pg is None:
+            leave_world()
+
+    observed._commkit = True  # type: ignore[attr-defined]
+    c10d._update_default_pg = observed
+
+
+@contextlib.contextmanager
+def _phase(name: str) -> Iterator[None]:
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        _phases[name] = time.monotonic() - start
+
+
+def _reason_for_stock(backend: str | None, init_method: str | None, store: Store | None) -> str:
+    if store is not None:
+        return "a store was passed to init_process_group"
+    if isinstance(backend, str) and backend.lower() == "fake":
+        return "the fake backend has no peers"
+    if isinstance(backend, str) and backend.lower() == "mpi":
+        return "the mpi backend takes ranks and connections from MPI"
+    if isinstance(init_method, str):
+        scheme = urlsplit(init_method).scheme
+        handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), _HANDLERS, {})
+        if scheme not in ("env", "tcp", "file") and scheme in handlers:
+            return f"init_method {scheme}:// has a rendezvous of its own"
+    return ""
+
+
+def _check_backend(backend: str | None, device_id: torch.device | int | None) -> set[str]:
+    """The names of the back ends that will be made, after a look at whether they can be."""
+    if backend is None:
+        device = device_id if isinstance(device_id, torch.device) else None
+        if isinstance(device_id, int):
+            device = torch.accelerator.current_accelerator()
+        backend = dist.Backend.default_device_backend_map.get(device.type) if device else None
+        if backend is None:
+            return {"undefined"}
+    if not isinstance(backend, str):
+        raise UsageError(f"backend={backend!r}: expected a name such as 'nccl' or None")
+    names = {part.rpartition(":")[2].strip() for part in backend.lower().split(",")}
+    known = {*map(str.lower, dist.Backend.backend_list), "fake"}
+    for name in sorted(names):
+        if name not in known:
+            choice = ", ".join(sorted(known - {"undefined"}))
+            raise UsageError(
+                f"backend={backend!r}: no back end is called {name!r}; expected one of {choice}, "
+                "or device:backend pairs such as cpu:gloo,cuda:nccl"
+            )
+        available = getattr(dist, f"is_{name}_available", None)
+        if available is not None and not available():
+            raise UsageError(
+                f"backend={backend!r}: torch {torch.__version__} was built without {name}; "
+                "choose another back end or install a torch that has it"
+            )
+    if "gloo" in names:
+        check_gloo_interface()
+    if "nccl" in names and torch.cuda.device_count() == 0:
+        raise LaunchError(
+            f"backend={backend!r} needs a GPU and torch sees none "
+            f"({described('CUDA_VISIBLE_DEVICES')}); make one visible or use gloo"
+        )
+    return names
+
+
+def _check_timeout(timeout: timedelta | None, names: set[str]) -> timedelta:
+    if timeout is None:
+        nccl = names == {"nccl"} and default_pg_nccl_timeout is not None
+        return default_pg_nccl_timeout if nccl else default_pg_timeout  # type: ignore[return-value]
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise UsageError(f"timeout={timeout!r}: expected a positive datetime.timedelta")
+    return timeout
+
+
+def _variables(world: overlay.World, names: set[str]) -> dict[str, str]:
+    me = world.identity
+    variables = {
+        "RANK": str(me.rank),
+        "WORLD_SIZE": str(me.world_size),
+        "LOCAL_RANK": str(me.local_rank),
+        "LOCAL_WORLD_SIZE": str(me.local_world_size),
+    }
+    if names & {"gloo", "undefined"} and _torch_version() >= (2, 8):
+        # torch reads it whenever it makes a gloo group, so later groups are lazy as well.
+        variables["TORCH_GLOO_LAZY_INIT"] = "1"
+    if names & {"gloo", "undefined"} and me.interface:
+        # gloo by itself takes what this host's name resolves to, often an address of loopback.
+        variables["GLOO_SOCKET_IFNAME"] = me.interface
+    return variables
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _explain(
+    world: overlay.World, error: BaseException, names: set[str], deadline: float
+) -> CommkitError | None:
+    """torch's errors during creation name neither ranks nor hosts; the agents know them."""
+    if not isinstance(error, RuntimeError):
+        return None
+    if isinstance(error, CommkitError) and not isinstance(error, RankDied):
+        return None
+    report = world.failures()
+    # Errors of gloo begin with a place in its source; torch's own about peers are DistErrors.
+    of_peers = isinstance(error, dist.DistError) or str(error).startswith("[")
+    patience = time.monotonic() + (_REPORT_DELAY if of_peers else 0.0)
+    while not report and time.monotonic() < patience:
+        time.sleep(0.05)
+        report = world.failures()
+    me = world.identity
+    what = f"rank {me.rank}: the default process group ({', '.join(sorted(names))}) was not created"
+    if report:
+        return RankDied(f"{what}: {'; '.join(report)}")
+    text = _first_line(error)
+    if math.floor(deadline - time.monotonic()) <= 0:
+        return JoinTimeout(
+            f"{what} before the deadline; no rank is reported dead; torch says: {text}"
+        )
+    return JoinError(f"{what}; no rank is reported dead; torch says: {text}")
+
+
+def _first_line(error: BaseException) -> str:
+    """Without the source locations that torch's C++ puts before its text."""
+    first = next(iter(str(error).splitlines()), "")
+    return re.sub(r"^(\[\S+:\d+\]\s*)+", "", first) or type(error).__name__
+
+
+def _abandon(live: _Live, error: BaseException) -> None:
+    """Ends this rank's membership after a failed creation; the others learn the reason at once."""
+    global _live
+    _live = None
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            _torch_destroy()
+    live.exported.withdraw()
+    if live.world.failures():
+        with contextlib.suppress(CommkitError):
+            live.world.leave(0.0)
+    else:
+        # The cause is here, and an ordinary end would not stop what the others wait for.
+        live.world.abandon(f"{type(error).__name__}: {_first_line(error)}")
+    # The frames of the error hold the store's connection and half of a group.
+    traceback.clear_frames(error.__traceback__)

@@ -1,0 +1,254 @@
+"""One measurement, one line of JSON: what everything that measures writes and every report reads.
+
+A file of records is JSON lines: it can be appended to, cut, concatenated and read while it
+grows.  Each line stands alone: it repeats the run's versions and settings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from commkit.errors import UsageError
+
+#: Raised when a field changes its meaning, is removed or is added.
+SCHEMA = 1
+
+#: Environment variables worth keeping beside a number.  An allow-list, because environments
+#: hold tokens; a listed prefix still loses names that look like one.
+_KEPT_NAMES = frozenset(
+    {
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS",
+        "COMMKIT_DISABLE",
+        "COMMKIT_HOST_ID",
+        "COMMKIT_IFNAME",
+        "COMMKIT_STORE",
+    }
+)
+_KEPT_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TP_SOCKET_", "UCX_", "FI_", "RCCL_")
+_SECRET = re.compile(r"SECRET|TOKEN|PASS|CRED|AUTH|(^|_)KEY", re.IGNORECASE)
+
+
+def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change a measurement, by allow-list; nothing that names a secret."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if (name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES)) and not _SECRET.search(name)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class WrongElement:
+    """The first wrong element: of the lowest rank that saw one, at its lowest index."""
+
+    rank: int
+    index: int
+    got: float | str  # 'nan', 'inf' and '-inf' are text, since JSON has no such numbers
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One collective at one size, measured over all ranks.
+
+    Times are microseconds, bandwidths 1e9 bytes a second, sizes bytes.
+    """
+
+    # what ran
+    collective: str
+    dtype: str  # nccl-tests' names: float, bfloat16, f8e4m3, ...
+    redop: str  # sum, prod, min, max, avg; none where nothing is reduced
+    root: int  # -1 where there is none
+    in_place: bool
+    bytes: int  # what was moved, not what was asked for
+    count: int  # elements
+    # where
+    world_size: int
+    hosts: int
+    backend: str
+    device: str
+    start: str  # who made the process group: commkit or torch
+    # how
+    iterations: int
+    warmup_iterations: int
+    clock: str  # monotonic or cuda-events
+    # what came out; each of times_us is one iteration's maximum over the ranks
+    times_us: tuple[float, ...]
+    time_us: float  # the median of times_us
+    min_us: float
+    mean_us: float
+    p95_us: float
+    p99_us: float
+    max_us: float
+    cv: float  # standard deviation / mean
+    slowest_rank: int  # the rank whose own median is largest
+    slowest_rank_time_us: float
+    algbw_gbps: float
+    busbw_gbps: float | None  # None: not defined for one rank
+    wrong: int | None  # wrong elements over all ranks; None: not verified
+    first_wrong: WrongElement | None
+    # when and with what
+    run: str  # one identifier for all records of a run
+    timestamp: float  # seconds since 1970 (UTC)
+    versions: dict[str, str]
+    environment: dict[str, str]
+    schema: int = SCHEMA
+
+
+def to_line(record: Measurement) -> str:
+    """One line of JSON without the newline.
+
+    Raises ValueError for a number that JSON cannot hold (nan, infinity).
+    """
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    if record.first_wrong is not None:
+        values["first_wrong"] = {
+            item.name: getattr(record.first_wrong, item.name) for item in fields(WrongElement)
+        }
+    return json.dumps(values, allow_nan=False, separators=(",", ":"))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    # json.loads accepts NaN and Infinity, which are not JSON.
+    return (isinstance(value, float) and math.isfinite(value)) or _is_int(value)
+
+
+def _is_text_map(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
+_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("text", lambda value: isinstance(value, str)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("an integer", _is_int),
+    "float": ("a number", _is_number),
+    "int | None": ("an integer or null", lambda value: value is None or _is_int(value)),
+    "float | None": ("a number or null", lambda value: value is None or _is_number(value)),
+    "float | str": ("a number or text", lambda value: _is_number(value) or isinstance(value, str)),
+    "tuple[float, ...]": (
+        "a list of numbers",
+        lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    ),
+    "dict[str, str]": ("an object of text", _is_text_map),
+    "WrongElement | None": (
+        "an object or null",
+        lambda value: value is None or isinstance(value, dict),
+    ),
+}
+
+
+def _checked(kind: type, values: Any, what: str) -> dict[str, Any]:
+    """`values` if it has exactly the fields of the dataclass `kind`, each of its type."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{what}: expected a JSON object, got {type(values).__name__}")
+    wanted = {item.name: str(item.type) for item in fields(kind)}
+    for name in values.keys() - wanted.keys():
+        raise ValueError(f"{what}: unknown field {name!r}")
+    for name, type_name in wanted.items():
+        if name not in values:
+            raise ValueError(f"{what}: field {name!r} is missing")
+        expected, check = _CHECKS[type_name]
+        if not check(values[name]):
+            raise ValueError(f"{what}: field {name!r} is {values[name]!r}: expected {expected}")
+    return dict(values)
+
+
+def from_line(line: str) -> Measurement:
+    """The record of one line.  Raises ValueError saying which field is wrong and how."""
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at column {error.colno}: {error.msg}") from None
+    # The version comes first: a later version's fields would otherwise look like mistakes.
+    if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(
+            f"field 'schema' is {values['schema']!r}: this commkit reads {SCHEMA}; "
+            "use the version that wrote the file"
+        )
+    values = _checked(Measurement, values, "record")
+    values["times_us"] = tuple(values["times_us"])
+    if values["first_wrong"] is not None:
+        wrong = _checked(WrongElement, values["first_wrong"], "first_wrong")
+        values["first_wrong"] = WrongElement(**wrong)
+    return Measurement(**values)
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Measurement]:
+    """The records of a file, in order; empty lines are skipped.
+
+    Raises UsageError naming file, line and field for a line that is not a record.
+    """
+    name = os.fspath(path)
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}; expected a file of records") from error
+    with stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                text = line.decode()
+                record = from_line(text) if text.strip() else None
+            except UnicodeDecodeError:
+                raise UsageError(f"{name}:{number}: not UTF-8 text") from None
+            except ValueError as error:
+                raise UsageError(f"{name}:{number}: {error}") from None
+            if record is not None:
+                yield record
+
+
+class Writer:
+    """Appends records to a file, or writes them to standard output ('-').
+
+    Each record is with the system before `write` returns, so an interrupted run keeps what it
+    measured.  Raises UsageError if the file cannot be opened or another process is writing to
+    it: two worlds that should have been one would otherwise mix their results unnoticed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file: io.FileIO | None = None
+        if path == "-":
+            return
+        try:
+            # Unbuffered: a buffer that a full disk refused would be tried again when closed.
+            self._file = io.FileIO(path, "a")
+        except OSError as error:
+            raise UsageError(f"--json {path}: {error.strerror}; name a writable file") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise UsageError(
+                f"--json {path}: another process is writing records to this file; "
+                "are these ranks of one world that started as several?"
+            ) from None
+
+    def write(self, record: Measurement) -> None:
+        """Raises OSError where the system does, a full disk for one."""
+        line = to_line(record) + "\n"
+        if self._file is None:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            return
+        left = memoryview(line.encode())
+        while left:
+            left = left[self._file.write(left) :]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

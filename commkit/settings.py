@@ -1,0 +1,140 @@
+"""Every COMMKIT_* variable: its meaning, what it accepts, its default.
+
+Nothing else in commkit reads the environment, except launch.py (the launchers' variables).
+A wrong value is a LaunchError that names the variable, the value and what was expected.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from commkit.errors import LaunchError
+
+#: name -> (accepted values, default, meaning); `commkit env --settings` prints it.
+VARIABLES: dict[str, tuple[str, str, str]] = {
+    "COMMKIT_DISABLE": ("0 or 1", "0", "1 turns commkit off: the same script runs on stock torch"),
+    "COMMKIT_DEBUG": ("0 or 1", "0", "1 shows tracebacks and logs what was chosen and why"),
+    "COMMKIT_LAUNCHER": (
+        "torchrun, slurm, openmpi, mpich, pmix, kubernetes, none",
+        "unset",
+        "read this launcher's variables and no other's",
+    ),
+    "COMMKIT_JOB_ID": (
+        "1 to 128 printable characters",
+        "unset",
+        "separates two jobs that share a root endpoint; the same on every rank",
+    ),
+    "COMMKIT_HOST_ID": (
+        "1 to 64 printable characters",
+        "unset",
+        "replaces (boot id, network namespace) as this process's host identity",
+    ),
+    "COMMKIT_IFNAME": (
+        "NCCL's syntax: prefixes; =exact; ^excluded; ^=excluded exactly",
+        "unset",
+        "interfaces whose addresses agents may use",
+    ),
+    "COMMKIT_PORT": ("1-65535", "unset", "the root agent's port"),
+    "COMMKIT_PORT_RANGE": ("LOW-HIGH", "unset", "ports that other agents may listen on"),
+    "COMMKIT_SECRET": (
+        "8 to 1024 characters",
+        "unset",
+        "agents prove to one another that they know it; the same on every host",
+    ),
+    "COMMKIT_STORE": (
+        "auto, wire or python",
+        "auto",
+        "how torch reaches the agent's store: its own client, or a Python Store",
+    ),
+    "COMMKIT_LOG_DIR": (
+        "a directory",
+        "unset",
+        "where agents write their logs; unset: $XDG_RUNTIME_DIR/commkit, else commkit-<uid> in "
+        "the system's temporary directory",
+    ),
+    "COMMKIT_TREE_DEGREE": (
+        "1-4096",
+        "unset",
+        "children of an agent; unset: about the square root of the number of hosts, 8 to 32",
+    ),
+    "COMMKIT_HEARTBEAT": (
+        "0.5-600 seconds",
+        "10",
+        "a silent host is declared lost after this long",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    disable: bool = False
+    debug: bool = False
+    launcher: str = ""
+    job_id: str = ""
+    host_id: str = ""
+    ifname: str = ""
+    port: int = 0
+    port_range: tuple[int, int] = (0, 0)
+    secret: str = ""
+    store: str = "auto"
+    log_dir: str = ""
+    heartbeat: float = 10.0
+    tree_degree: int = 0
+
+
+def _default_log_dir(env: Mapping[str, str]) -> str:
+    runtime = env.get("XDG_RUNTIME_DIR", "")
+    if runtime and os.path.isdir(runtime):
+        return os.path.join(runtime, "commkit")
+    return os.path.join(tempfile.gettempdir(), f"commkit-{os.getuid()}")
+
+
+def _bad(name: str, value: str) -> LaunchError:
+    return LaunchError(f"{name}={value!r}: expected {VARIABLES[name][0]}; correct or unset it")
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the COMMKIT_* variables.  An empty value counts as unset."""
+    env = os.environ if environ is None else environ
+
+    def text(name: str, pattern: str) -> str:
+        value = env.get(name, "")
+        if value and not re.fullmatch(pattern, value):
+            raise _bad(name, "***" if name == "COMMKIT_SECRET" else value)
+        return value
+
+    def flag(name: str) -> bool:
+        return text(name, "[01]") == "1"
+
+    port = text("COMMKIT_PORT", r"\d{1,5}")
+    if port and not 1 <= int(port) <= 65535:
+        raise _bad("COMMKIT_PORT", port)
+    bounds = text("COMMKIT_PORT_RANGE", r"\d{1,5}-\d{1,5}")
+    low, high = (int(part) for part in bounds.split("-")) if bounds else (0, 0)
+    if bounds and not 1 <= low <= high <= 65535:
+        raise _bad("COMMKIT_PORT_RANGE", bounds)
+    beat = text("COMMKIT_HEARTBEAT", r"\d+(\.\d+)?")
+    if beat and not 0.5 <= float(beat) <= 600:
+        raise _bad("COMMKIT_HEARTBEAT", beat)
+    degree = text("COMMKIT_TREE_DEGREE", r"\d{1,4}")
+    if degree and not 1 <= int(degree) <= 4096:
+        raise _bad("COMMKIT_TREE_DEGREE", degree)
+    return Settings(
+        disable=flag("COMMKIT_DISABLE"),
+        debug=flag("COMMKIT_DEBUG"),
+        launcher=text("COMMKIT_LAUNCHER", "torchrun|slurm|openmpi|mpich|pmix|kubernetes|none"),
+        job_id=text("COMMKIT_JOB_ID", r"[\x21-\x7e]{1,128}"),
+        host_id=text("COMMKIT_HOST_ID", r"[\x21-\x7e]{1,64}"),
+        ifname=text("COMMKIT_IFNAME", r"(\^=|\^|=)?[^,\s^=]+(,[^,\s^=]+)*"),
+        port=int(port or 0),
+        port_range=(low, high),
+        secret=text("COMMKIT_SECRET", r"(?s).{8,1024}"),
+        store=text("COMMKIT_STORE", "auto|wire|python") or "auto",
+        log_dir=text("COMMKIT_LOG_DIR", r"[^\0]+") or _default_log_dir(env),
+        heartbeat=float(beat or 10.0),
+        tree_degree=int(degree or 0),
+    )

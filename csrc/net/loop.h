@@ -1,0 +1,68 @@
+// A single-threaded event loop over epoll: descriptors, timers, and tasks posted by other threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace commkit {
+
+// Seconds on the monotonic clock.
+double now();
+
+class Loop {
+ public:
+  using Ready = std::function<void(uint32_t events)>;
+  using Task = std::function<void()>;
+  using TimerId = uint64_t;
+
+  Loop();
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // The callback may unwatch any descriptor, its own included.
+  void watch(int fd, uint32_t events, Ready ready);
+  void modify(int fd, uint32_t events);
+  void unwatch(int fd);
+
+  TimerId after(double seconds, Task task);
+  void cancel(TimerId id);
+
+  // Runs the task after the current callback has returned: the way to destroy what is running.
+  void defer(Task task);
+  // The same from another thread.
+  void post(Task task);
+
+  void run();
+  void stop() { running_ = false; }
+  void resume() { running_ = true; }  // before another run()
+
+ private:
+  struct Watch {
+    uint32_t generation;
+    Ready ready;
+  };
+
+  void drain_posted();
+  void run_deferred();
+  int run_timers();  // milliseconds to the next one, -1: none
+
+  int epoll_ = -1;
+  int wake_ = -1;
+  bool running_ = true;
+  uint32_t generation_ = 0;
+  uint64_t next_timer_ = 0;
+  std::unordered_map<int, Watch> watches_;
+  std::map<std::pair<double, TimerId>, Task> timers_;
+  std::unordered_map<TimerId, double> timer_times_;
+  std::vector<Task> deferred_;
+  std::mutex mutex_;  // guards posted_
+  std::vector<Task> posted_;
+};
+
+}  // namespace commkit

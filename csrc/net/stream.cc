@@ -1,0 +1,258 @@
+#include "net/stream.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "net/address.h"
+#include "net/codec.h"
+
+namespace commkit {
+
+std::string frame(uint16_t type, std::string_view payload) {
+  Writer w;
+  w.u32(static_cast<uint32_t>(payload.size())).u16(type).u16(kProtocolVersion);
+  std::string bytes = w.take();
+  bytes.append(payload);
+  return bytes;
+}
+
+std::shared_ptr<Stream> Stream::make(Loop& loop, int fd, std::string peer, bool connecting) {
+  return std::shared_ptr<Stream>(new Stream(loop, fd, std::move(peer), connecting));
+}
+
+Stream::Stream(Loop& loop, int fd, std::string peer, bool connecting)
+    : loop_(loop), fd_(fd), peer_(std::move(peer)), connecting_(connecting) {}
+
+void Stream::no_delay() {
+  int one = 1;
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
+Stream::~Stream() { close(); }
+
+void Stream::count_into(std::shared_ptr<Traffic> traffic) {
+  traffic_ = std::move(traffic);
+  traffic_->peak_open = std::max(traffic_->peak_open, ++traffic_->open);
+}
+
+void Stream::start() {
+  std::weak_ptr<Stream> weak = weak_from_this();
+  writing_ = connecting_ || !out_.empty();
+  loop_.watch(fd_, EPOLLIN | (writing_ ? EPOLLOUT : 0u), [weak](uint32_t events) {
+    if (auto self = weak.lock()) self->ready(events);
+  });
+}
+
+void Stream::ready(uint32_t events) {
+  if (connecting_) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) return broken("connect to " + peer_ + ": " + std::strerror(error));
+    if ((events & EPOLLOUT) == 0) return;
+    connecting_ = false;
+    if (on_connected_) on_connected_();
+    if (closed()) return;
+  }
+  // Reading comes first: what a peer said before it closed must not be lost.
+  bool ended = (events & (EPOLLHUP | EPOLLERR)) != 0;
+  if ((ended || ((events & EPOLLIN) != 0 && !paused_)) && !readable()) return;
+  if ((events & EPOLLOUT) != 0 && !closed()) flush();
+}
+
+bool Stream::readable() {
+  char buffer[65536];
+  // Bounded, so that one busy peer does not starve the others.
+  for (int round = 0; round < 16; ++round) {
+    ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
+    if (n == 0) {
+      broken(peer_ + " closed the connection");
+      return false;
+    }
+    if (n < 0) {
+      if (errno == EAGAIN || errno == EINTR) return true;
+      broken("recv from " + peer_ + ": " + std::strerror(errno));
+      return false;
+    }
+    if (on_bytes_) {
+      // A local reference keeps the callback alive while it closes its own stream.
+      auto call = on_bytes_;
+      call(buffer, static_cast<size_t>(n));
+    } else {
+      in_.append(buffer, static_cast<size_t>(n));
+      if (!take_frames()) return false;
+    }
+    if (closed()) return false;
+    if (static_cast<size_t>(n) < sizeof buffer || paused_) return true;
+  }
+  return true;
+}
+
+bool Stream::take_frames() {
+  size_t at = 0;
+  while (in_.size() - at >= kFrameHeader) {
+    Reader header(std::string_view(in_).substr(at, kFrameHeader));
+    uint32_t length = header.u32();
+    uint16_t type = header.u16();
+    uint16_t version = header.u16();
+    if (version != kProtocolVersion || length > max_frame_) {
+      broken(peer_ +
+             (version != kProtocolVersion ? " does not speak commkit's protocol, version "
+                                          : " sent a frame that is too long for version ") +
+             std::to_string(kProtocolVersion));
+      return false;
+    }
+    if (in_.size() - at - kFrameHeader < length) {
+      in_.reserve(at + kFrameHeader + length);
+      break;
+    }
+    if (traffic_) {
+      ++traffic_->frames_in;
+      traffic_->bytes_in += kFrameHeader + length;
+    }
+    auto call = on_frame_;  // a frame's handler may install the next one's
+    try {
+      call(type, std::string_view(in_).substr(at + kFrameHeader, length));
+    } catch (const BadFrame& error) {
+      broken(peer_ + " sent a malformed frame: " + error.what());
+      return false;
+    }
+    if (closed()) return false;
+    at += kFrameHeader + length;
+  }
+  in_.erase(0, at);
+  return true;
+}
+
+void Stream::send(std::string bytes) {
+  if (closed() || closing_ || dying_ || bytes.empty()) return;
+  if (traffic_) {
+    ++traffic_->frames_out;
+    traffic_->bytes_out += bytes.size();
+  }
+  queued_ += bytes.size();
+  out_.push_back(std::move(bytes));
+  if (!writing_ && !connecting_) flush();
+}
+
+void Stream::flush() {
+  while (!out_.empty()) {
+    const std::string& front = out_.front();
+    ssize_t n = ::send(fd_, front.data() + sent_, front.size() - sent_, MSG_NOSIGNAL);
+    if (n < 0) {
+      if (errno == EAGAIN || errno == EINTR) return want_write(true);
+      std::string why = "send to " + peer_ + ": " + std::strerror(errno);
+      // What the peer said before it went away is read first, and its end then reported from there.
+      out_.clear();
+      queued_ = 0;
+      dying_ = true;
+      want_write(false);
+      std::weak_ptr<Stream> weak = weak_from_this();
+      loop_.defer([weak, why] {
+        auto self = weak.lock();
+        if (self && !self->closed() && self->readable() && !self->closed()) self->broken(why);
+      });
+      return;
+    }
+    sent_ += static_cast<size_t>(n);
+    queued_ -= static_cast<size_t>(n);
+    if (sent_ == front.size()) {
+      out_.pop_front();
+      sent_ = 0;
+    }
+  }
+  want_write(false);
+  if (closing_) return close();
+  if (on_drained_) on_drained_();
+}
+
+void Stream::want_write(bool on) {
+  if (on == writing_ || closed()) return;
+  writing_ = on;
+  update_events();
+}
+
+void Stream::pause_reading(bool on) {
+  if (on == paused_ || closed()) return;
+  paused_ = on;
+  update_events();
+}
+
+void Stream::update_events() {
+  loop_.modify(fd_, (paused_ ? 0u : EPOLLIN) | (writing_ ? EPOLLOUT : 0u));
+}
+
+void Stream::close() {
+  if (fd_ < 0) return;
+  loop_.unwatch(fd_);
+  ::close(fd_);
+  fd_ = -1;
+  if (traffic_) --traffic_->open;
+  out_.clear();
+  queued_ = 0;
+}
+
+void Stream::close_when_sent(double seconds) {
+  if (closed()) return;
+  // Whatever the callbacks hold is let go, even where there is nothing to send.
+  on_close_ = nullptr;
+  on_frame_ = nullptr;
+  if (out_.empty() || dying_) return close();
+  closing_ = true;
+  on_frame_ = [](uint16_t, std::string_view) {};
+  if (on_bytes_) on_bytes_ = [](const char*, size_t) {};
+  auto self = shared_from_this();  // keeps the stream until it has been sent
+  loop_.after(seconds, [self] { self->close(); });
+}
+
+void Stream::broken(std::string why) {
+  auto self = shared_from_this();
+  auto call = std::move(on_close_);
+  on_close_ = nullptr;
+  close();
+  if (call) call(why);
+}
+
+Listener::Listener(Loop& loop, int fd, OnAccept on_accept)
+    : loop_(loop), fd_(fd), on_accept_(std::move(on_accept)) {
+  loop_.watch(fd_, EPOLLIN, [this](uint32_t) { accept_all(); });
+}
+
+Listener::~Listener() {
+  loop_.cancel(rest_);
+  loop_.unwatch(fd_);
+  ::close(fd_);
+}
+
+void Listener::pause(bool on) {
+  if (on == paused_) return;
+  paused_ = on;
+  loop_.modify(fd_, on ? 0u : EPOLLIN);
+}
+
+void Listener::accept_all() {
+  for (int i = 0; i < 64 && !paused_; ++i) {
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    int fd = accept4(fd_, reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        loop_.modify(fd_, 0);
+        rest_ = loop_.after(0.1, [this] { loop_.modify(fd_, paused_ ? 0u : EPOLLIN); });
+      }
+      return;  // ECONNABORTED and the like: the next event will tell
+    }
+    std::string peer =
+        from.ss_family == AF_UNIX ? "a local process" : SocketAddress(from, size).unmapped().text();
+    on_accept_(fd, std::move(peer));
+  }
+}
+
+}  // namespace commkit

@@ -1,0 +1,588 @@
+#include "overlay/agent.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <stdexcept>
+
+#include "net/crypto.h"
+#include "net/peer.h"
+#include "net/port_owner.h"
+
+namespace commkit {
+
+namespace {
+
+constexpr double kLingerSeconds = 3;      // after a join that failed
+constexpr double kIdleStartSeconds = 30;  // a new agent to which nobody comes
+constexpr double kLastWordsSeconds =
+    0.02;  // for what is still in the sockets when the agent leaves
+constexpr double kWatchSeconds = 0.2;
+constexpr double kYoungSeconds =
+    0.2;                             // strangers that keep silent do not hold up others for longer
+constexpr int kMostContacts = 64;    // at the root at one time; the others wait in the kernel
+constexpr double kEofSeconds = 0.3;  // between a connection's end and its process's
+constexpr int kMostOpening = 512;
+constexpr int kHostsAListener = 2048, kMostListeners = 16;
+
+struct Bound {
+  int fd = -1;
+  uint16_t port = 0;
+  std::string error;
+};
+
+// Both families where the host has IPv6, else IPv4 alone.
+Bound bind_tcp(uint16_t port, bool shared) {
+  Bound bound;
+  int one = 1, zero = 0;
+  for (int family : {AF_INET6, AF_INET}) {
+    bound.fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (bound.fd < 0) continue;
+    setsockopt(bound.fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (shared) setsockopt(bound.fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
+    sockaddr_storage where{};
+    socklen_t size;
+    if (family == AF_INET6) {
+      setsockopt(bound.fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+      auto* in6 = reinterpret_cast<sockaddr_in6*>(&where);
+      in6->sin6_family = AF_INET6;
+      in6->sin6_port = htons(port);
+      size = sizeof *in6;
+    } else {
+      auto* in4 = reinterpret_cast<sockaddr_in*>(&where);
+      in4->sin_family = AF_INET;
+      in4->sin_port = htons(port);
+      size = sizeof *in4;
+    }
+    if (bind(bound.fd, reinterpret_cast<sockaddr*>(&where), size) == 0 &&
+        listen(bound.fd, kTcpBacklog) == 0) {
+      getsockname(bound.fd, reinterpret_cast<sockaddr*>(&where), &size);
+      bound.port =
+          ntohs(reinterpret_cast<sockaddr_in*>(&where)->sin_port);  // the same offset in both
+      return bound;
+    }
+    bound.error = std::strerror(errno);
+    bool unusable = errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT;
+    close(bound.fd);
+    bound.fd = -1;
+    if (!unusable) return bound;
+  }
+  if (bound.error.empty()) bound.error = std::string("socket: ") + std::strerror(errno);
+  return bound;
+}
+
+}  // namespace
+
+Agent::Agent(Loop& loop, int unix_listener) : loop_(loop), started_(now()) {
+  std::string random = random_bytes(4);
+  std::memcpy(&nonce_, random.data(), sizeof nonce_);
+  nonce_ &= 0x7fffffff;  // epochs are shown as signed 64-bit numbers by some
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+    rlim_t was = files.rlim_cur;
+    files.rlim_cur = files.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &files) == 0) {
+      log("raised the limit of open files from " + std::to_string(was) + " to " +
+          std::to_string(files.rlim_max));
+    }
+  }
+  sockaddr_un name{};
+  socklen_t size = sizeof name;
+  if (getsockname(unix_listener, reinterpret_cast<sockaddr*>(&name), &size) < 0 ||
+      name.sun_family != AF_UNIX) {
+    throw std::runtime_error("descriptor " + std::to_string(unix_listener) +
+                             " is not a Unix socket");
+  }
+  name_ = std::string(name.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
+  unix_ = std::make_unique<Listener>(loop_, unix_listener,
+                                     [this](int fd, std::string) { accept_unix(fd); });
+  std::string error = listen_store();
+  if (!error.empty())
+    throw std::runtime_error("cannot listen on 127.0.0.1 for the store: " + error);
+  loop_.after(kIdleStartSeconds, [this] { leave_if_idle(); });
+}
+
+Agent::~Agent() = default;
+
+std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>& ports, int hosts) {
+  std::vector<uint16_t> tries = ports;
+  if (tries.empty() || tries == std::vector<uint16_t>{0}) {
+    // The listener of an earlier epoch, or of a rank 0 that came late, serves as well.
+    if (listening()) return "";
+    tries.clear();
+    for (int port = config.port_low; config.port_low > 0 && port <= config.port_high; ++port) {
+      tries.push_back(static_cast<uint16_t>(port));
+    }
+    // Hosts that share one network namespace would otherwise all begin at the same port.
+    if (!tries.empty())
+      std::rotate(tries.begin(), tries.begin() + getpid() % tries.size(), tries.end());
+    if (tries.empty()) tries.push_back(0);
+  } else if (listening() && std::find(tries.begin(), tries.end(), port_) != tries.end()) {
+    return "";
+  }
+  std::string errors;
+  for (uint16_t port : tries) {
+    Bound bound = bind_tcp(port, false);
+    if (bound.fd < 0) {
+      std::string owner = port_owner(port);
+      if (errors.size() < 300) {
+        errors += (errors.empty() ? "port " : "; port ") + std::to_string(port) + ": " +
+                  bound.error + (owner.empty() ? "" : " (held by " + owner + ")");
+      }
+      continue;
+    }
+    port_ = bound.port;
+    job_hash_ = config.job_hash();
+    secret_ = config.secret;
+    job_owner_ = "job '" + config.job_id + "' of uid " + std::to_string(getuid()) + " (agent pid " +
+                 std::to_string(getpid()) + " on host " + config.host_name + ")";
+    std::vector<int> fds{bound.fd};
+    if (hosts > kHostsAListener) share_port(hosts, fds);
+    tcp_.clear();
+    for (int listener : fds) {
+      tcp_.push_back(std::make_unique<Listener>(
+          loop_, listener, [this](int fd, std::string peer) { accept_tcp(fd, std::move(peer)); }));
+    }
+    interfaces_ = interfaces();
+    addresses_ = choose_addresses(interfaces_, config.ifname);
+    source_ = config.ifname.empty() || addresses_.empty() ? "" : addresses_.front();
+    if (addresses_.empty()) {
+      tcp_.clear();
+      std::set<std::string> names;
+      for (const auto& one : interfaces_) names.insert(one.name);
+      std::string text;
+      for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+      return "COMMKIT_IFNAME=" + config.ifname +
+             " matches no interface with an address; there are " + text;
+    }
+    std::string list;
+    for (const auto& address : addresses_) list += " " + address;
+    log("listening on port " + std::to_string(port_) + ", addresses" + list);
+    return "";
+  }
+  return errors;
+}
+
+// The kernel bounds a listener's queue (somaxconn, 4096 by default) and drops what comes on top: a
+// big world's root listens on its port several times.  The plain socket before this one has shown
+// that nobody else holds the port.
+void Agent::share_port(int hosts, std::vector<int>& fds) {
+  uint16_t port = port_;
+  std::vector<int> shared;
+  close(fds[0]);
+  for (int i = 0; i < std::min(kMostListeners, hosts / kHostsAListener + 1); ++i) {
+    Bound bound = bind_tcp(port, true);
+    if (bound.fd < 0) break;
+    shared.push_back(bound.fd);
+  }
+  if (shared.empty()) shared.push_back(bind_tcp(port, false).fd);
+  fds = shared;
+}
+
+// ---------------------------------------------------------------- ranks
+
+void Agent::accept_unix(int fd) {
+  auto conn = std::make_shared<RankConn>();
+  PeerCredentials who = peer_credentials(fd);
+  if (who.uid != getuid()) {
+    log("refused pid " + std::to_string(who.pid) + " of uid " + std::to_string(who.uid));
+    close(fd);
+    return;
+  }
+  conn->pid = who.pid;
+  conn->stream = Stream::make(loop_, fd, "pid " + std::to_string(conn->pid));
+  conns_.insert(conn);
+  std::weak_ptr<RankConn> weak = conn;
+  conn->stream->on_frames([this, weak](uint16_t type, std::string_view payload) {
+    if (auto self = weak.lock()) rank_frame(self, type, payload);
+  });
+  conn->stream->on_close([this, weak](const std::string&) {
+    auto self = weak.lock();
+    if (!self) return;
+    if (self->joined && self->pidfd < 0 && self->pid > 0) {
+      self->pidfd = static_cast<int>(syscall(SYS_pidfd_open, self->pid, 0));
+      if (self->pidfd >= 0) {
+        loop_.watch(self->pidfd, EPOLLIN, [this, weak](uint32_t) {
+          if (auto still = weak.lock()) rank_gone(still);
+        });
+      }
+    }
+    if (!self->joined || self->pidfd < 0 || self->gone()) return rank_gone(self);
+    // The connection ends just before the process: wait, to tell how it ended.
+    loop_.after(kEofSeconds, [this, weak] {
+      if (auto still = weak.lock()) rank_gone(still);
+    });
+  });
+  conn->stream->start();
+}
+
+void Agent::rank_frame(const std::shared_ptr<RankConn>& conn, uint16_t type,
+                       std::string_view payload) {
+  if (!conn->joined) {
+    Reader r(payload);
+    if ((type != kRankJoin && type != kInspect && type != kStop) || r.u32() != kMagic) {
+      stranger(conn->stream->peer(), "is not a commkit rank");
+      conn->stream->close();
+      loop_.defer([this, conn] { conns_.erase(conn); });
+      return;
+    }
+    if (type == kRankJoin) return rank_joins(conn, payload);
+    Writer w;
+    put(w, inspect());
+    conn->stream->send_frame(kInspected, w.take());
+    if (type == kStop) {
+      log("stopped by pid " + std::to_string(conn->pid));
+      if (session_) session_->stop("its agent was stopped by hand");
+      loop_.after(kLastWordsSeconds, [this] { leave(); });
+    }
+    return;
+  }
+  if (conn->gone()) return;  // of an epoch that has failed
+  bool mine = session_ && !std::count(waiting_.begin(), waiting_.end(), conn);
+  if (mine) return session_->rank_frame(conn, type, payload);
+  if (type == kRankExiting) {
+    conn->said_exit = true;
+    conn->exit_reason = Reader(payload).str();
+  }
+}
+
+void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view payload) {
+  Reader r(payload);
+  r.u32();
+  double timeout = r.u32() / 1000.0;
+  double age = r.u32() / 1000.0;
+  conn->rank = r.i32();
+  conn->local_rank = r.i32();
+  std::string_view fields = payload.substr(20);
+  try {
+    // The ranks of a host say the same: it is read once.
+    if (!join_config_ || fields != join_fields_) {
+      Reader body(fields);
+      join_config_ = std::make_shared<const Config>(Config::parse(get_fields(body)));
+      join_fields_ = std::string(fields);
+    }
+    conn->config = join_config_;
+    if (conn->rank < 0 || conn->rank >= conn->config->world_size) {
+      throw std::invalid_argument("rank " + std::to_string(conn->rank) + " is outside a world of " +
+                                  std::to_string(conn->config->world_size));
+    }
+  } catch (const std::invalid_argument& error) {
+    Writer w;
+    w.str("usage").str(error.what());
+    conn->stream->send_frame(kFailed, w.take());
+    return;
+  }
+  conn->joined = true;
+  conn->deadline = now() + timeout;
+  conn->born = now() - age;
+  // Off the critical path: while joining, the end of the connection tells as well.
+  if (watch_timer_ == 0) {
+    watch_timer_ = loop_.after(kWatchSeconds, [this] { watch_processes(); });
+  }
+  if (log_.path().empty() && !conn->config->log_dir.empty()) {
+    std::string error = log_.open(conn->config->log_dir, name_.substr(name_.rfind('-') + 1));
+    if (!error.empty()) {
+      Writer w;
+      w.str("log").str("the agent on host " + conn->config->host_name + " writes no log: " + error);
+      conn->stream->send_frame(kNotice, w.take());
+    }
+    log("agent " + name_ + " of host " + conn->config->host_name + ", job '" +
+        conn->config->job_id + "'");
+  }
+  if (too_late(conn->rank, age)) {
+    Writer w;
+    w.str(failed_.kind).str(failed_.text);
+    conn->left = true;
+    return conn->stream->send_frame(kFailed, w.take());
+  }
+  waiting_.push_back(conn);
+  place_waiting();
+  if (!std::count(waiting_.begin(), waiting_.end(), conn)) return;
+  // The world before this one is still alive.  At the deadline the rank learns which.
+  std::weak_ptr<RankConn> weak = conn;
+  log("rank " + std::to_string(conn->rank) + " waits: " + session_->summary());
+  loop_.after(timeout, [this, weak] {
+    auto self = weak.lock();
+    auto it = self ? std::find(waiting_.begin(), waiting_.end(), self) : waiting_.end();
+    if (it == waiting_.end()) return;
+    waiting_.erase(it);
+    Writer w;
+    w.str("join-timeout")
+        .str("the deadline passed: " + (session_ ? session_->summary() : "the agent is leaving"));
+    self->stream->send_frame(kFailed, w.take());
+  });
+}
+
+// A process that is older than the failure, and was not told of it, belongs to the attempt that
+// failed.
+bool Agent::too_late(int rank, double age) const {
+  double since = now() - failed_.at;
+  return failed_.at > 0 && since < kLingerSeconds && age > since && !failed_.told.contains(rank);
+}
+
+void Agent::join_failed(const std::string& kind, const std::string& text, const RankSet& told) {
+  failed_ = {now(), kind, text, told};
+}
+
+void Agent::place_waiting() {
+  // A rank may be what ends a session, and so what starts the next one.
+  while (!waiting_.empty() && (!session_ || session_->takes(*waiting_.front()))) {
+    auto conn = waiting_.front();
+    waiting_.pop_front();
+    if (conn->ended) continue;
+    if (!session_) session_ = std::make_unique<Session>(*this, *conn->config);
+    served_ = true;
+    session_->add_rank(conn);
+  }
+}
+
+void Agent::watch_processes() {
+  watch_timer_ = 0;
+  std::vector<std::shared_ptr<RankConn>> conns(conns_.begin(), conns_.end());
+  for (const auto& conn : conns) {
+    if (!conn->joined || conn->stream->closed()) continue;
+    if (conn->token.empty()) {
+      Writer w;
+      w.str(log_.path());
+      conn->stream->send_frame(kTaken, w.take());
+    }
+    if (conn->pidfd < 0) watch_process(conn);
+  }
+}
+
+void Agent::watch_process(const std::shared_ptr<RankConn>& conn) {
+  conn->pidfd = peer_pidfd(conn->stream->fd(), conn->pid);
+  if (conn->pidfd < 0) {
+    // It ended before we looked, and a child of its may be holding the connection.
+    if (conn->pid > 0 && kill(conn->pid, 0) < 0 && errno == ESRCH) rank_gone(conn);
+    return;
+  }
+  std::weak_ptr<RankConn> weak = conn;
+  loop_.watch(conn->pidfd, EPOLLIN, [this, weak](uint32_t) {
+    if (auto self = weak.lock()) rank_gone(self);
+  });
+}
+
+void Agent::rank_gone(const std::shared_ptr<RankConn>& conn) {
+  if (conns_.erase(conn) == 0) return;
+  if (conn->pidfd >= 0) {
+    loop_.unwatch(conn->pidfd);
+    pollfd ended{conn->pidfd, POLLIN, 0};
+    bool dead = poll(&ended, 1, 0) == 1;
+    std::string how = dead ? how_it_ended(conn->pidfd, conn->pid) : "";
+    close(conn->pidfd);
+    conn->pidfd = -1;
+    // A reason given before the end, such as an exception, says more than its exit code.
+    if (conn->said_exit && !conn->exit_reason.empty()) how = "ended: " + conn->exit_reason;
+    if (how == "?") how = conn->said_exit ? "" : "ended without a word (killed, or os._exit)";
+    conn->exit_reason = how;
+  } else if (!conn->said_exit && conn->joined && !conn->gone()) {
+    int status_known = conn->pid > 0;
+    std::string how = status_known ? how_it_ended(-1, conn->pid) : "?";
+    conn->exit_reason = how == "?" ? "ended without a word" : how;
+  }
+  conn->stream->close();
+  auto waiting = std::find(waiting_.begin(), waiting_.end(), conn);
+  if (waiting != waiting_.end()) {
+    waiting_.erase(waiting);
+  } else if (session_ && conn->joined) {
+    session_->rank_ended(conn, conn->exit_reason);
+  }
+  leave_if_idle();
+}
+
+// ---------------------------------------------------------------- agents
+
+void Agent::stranger(const std::string& peer, const std::string& why) {
+  // The first few tell what it is; a scanner must not fill the disk.
+  if (++strangers_ <= 20 || strangers_ % 1000 == 0) {
+    log("dropped " + peer + ": " + why + " (" + std::to_string(strangers_) + " strangers so far)");
+  }
+}
+
+void Agent::accept_tcp(int fd, std::string peer) {
+  ++accepted_total_;
+  if (opening_ >= kMostOpening) {
+    stranger(peer, "came while " + std::to_string(opening_) + " others had not said who they are");
+    close(fd);
+    return;
+  }
+  ++opening_;
+  ++young_;
+  auto young = std::make_shared<bool>(true);
+  auto grown = [this, young] {
+    if (!*young) return;
+    *young = false;
+    --young_;
+    throttle();
+  };
+  loop_.after(kYoungSeconds, grown);
+  throttle();
+  auto stream = Stream::make(loop_, fd, std::move(peer));
+  stream->no_delay();
+  stream->count_into(traffic_);
+  Acceptor::start(
+      loop_, std::move(stream), job_hash_, job_owner_, secret_,
+      [this](StreamPtr stream, Hello hello) { taken(std::move(stream), std::move(hello)); },
+      [this](const std::string& who, const std::string& why) { stranger(who, why); },
+      [this, grown] {
+        --opening_;
+        grown();
+      });
+}
+
+void Agent::throttle() {
+  bool enough = young_ + (session_ ? session_->contacts() : 0) >= kMostContacts;
+  for (auto& listener : tcp_) listener->pause(enough);
+}
+
+void Agent::taken(StreamPtr stream, Hello hello) {
+  if (hello.kind == kContact) {
+    if (hello.pid == static_cast<uint32_t>(getpid()) && session_ && session_->is_host(hello.host)) {
+      // We have read our own address, of an epoch in which we were the root.
+      Writer w;
+      w.str("this agent is itself looking for the root").u8(1);
+      stream->send_frame(kRefused, w.take());
+      return stream->close_when_sent();
+    }
+    stream->send_frame(kHeld, "");
+    if (too_late(-1, hello.age_ms / 1000.0)) {
+      Writer w;
+      w.str(failed_.kind).str(failed_.text);
+      stream->send_frame(kFailDown, w.take());
+      return stream->close_when_sent();
+    }
+    if (session_ && session_->takes_contacts())
+      return session_->add_contact(std::move(stream), std::move(hello));
+    StreamPtr key = stream;
+    std::weak_ptr<Stream> weak = stream;
+    stream->on_frames([this, weak](uint16_t type, std::string_view) {
+      auto self = weak.lock();
+      if (!self || type != kFailUp) return;
+      Writer w;
+      w.str("join-timeout")
+          .str("the deadline passed: " + (session_ ? session_->summary() : "rank 0 did not come"));
+      self->send_frame(kFailDown, w.take());
+    });
+    stream->on_close([this, weak](const std::string&) {
+      auto gone = std::find_if(waiting_contacts_.begin(), waiting_contacts_.end(),
+                               [&](const WaitingContact& c) { return c.stream == weak.lock(); });
+      if (gone != waiting_contacts_.end()) waiting_contacts_.erase(gone);
+    });
+    waiting_contacts_.push_back({std::move(stream), std::move(hello)});
+    return;
+  }
+  bool child = hello.kind == kChild;
+  if (session_ && (session_->is_session(hello.session) || (child && session_->unplaced()))) {
+    return child ? session_->add_child(std::move(stream), hello)
+                 : session_->add_mesh(std::move(stream), hello);
+  }
+  Writer w;
+  w.str("this agent is not part of that session any more").u8(0);
+  stream->send_frame(kRefused, w.take());
+  stream->close_when_sent();
+}
+
+std::vector<WaitingContact> Agent::take_waiting_contacts() {
+  std::vector<WaitingContact> out(std::make_move_iterator(waiting_contacts_.begin()),
+                                  std::make_move_iterator(waiting_contacts_.end()));
+  waiting_contacts_.clear();
+  return out;
+}
+
+// ---------------------------------------------------------------- the end
+
+// Whoever waits here for a root has been misled by an old address.
+void Agent::not_root() {
+  for (auto& waiting : take_waiting_contacts()) waiting.stream->close();
+}
+
+std::string Agent::interface_of(const std::string& address) const {
+  for (const auto& one : interfaces_) {
+    if (one.address.ip() == address) return one.name;
+  }
+  return "";
+}
+
+void Agent::session_over() {
+  loop_.defer([this] {
+    if (!session_) return;
+    // Its store connections refer to its keys.
+    std::vector<std::shared_ptr<StoreConn>> stores(store_conns_.begin(), store_conns_.end());
+    for (const auto& conn : stores) conn->stream->close();
+    store_conns_.clear();
+    stores.clear();
+    session_.reset();
+    place_waiting();
+    leave_if_idle();
+  });
+}
+
+void Agent::leave_if_idle() {
+  if (session_ || !waiting_.empty()) return;
+  for (const auto& conn : conns_) {
+    // A connection that has not spoken yet may be a rank about to join.
+    if (!conn->joined && !conn->stream->closed()) {
+      loop_.after(1.0, [this] { leave_if_idle(); });
+      return;
+    }
+  }
+  if (!served_ && now() - started_ < kIdleStartSeconds) return;  // a rank is on its way
+  // Those who come too late for a join that has failed are to hear of it, not to wait for their
+  // deadline.
+  double linger = failed_.at + kLingerSeconds - now();
+  if (failed_.at > 0 && linger > 0) {
+    loop_.cancel(linger_timer_);
+    linger_timer_ = loop_.after(linger + 0.01, [this] { leave_if_idle(); });
+    return;
+  }
+  leave();
+}
+
+void Agent::leave() {
+  if (!unix_) return;  // already on the way
+  // In this order: whoever finds no Unix socket starts a new agent, which needs the port.
+  tcp_.clear();
+  store_.reset();
+  store6_.reset();
+  unix_.reset();
+  loop_.after(kLastWordsSeconds, [this] {
+    log("leaving");
+    loop_.stop();
+  });
+}
+
+Fields Agent::inspect() const {
+  Fields fields{{"name", name_},
+                {"pid", std::to_string(getpid())},
+                {"seconds", std::to_string(static_cast<long>(now() - started_))},
+                {"log", log_.path()},
+                {"port", std::to_string(port_)},
+                {"store_port", std::to_string(store_port_)},
+                {"store_connections", std::to_string(store_conns_.size())},
+                {"waiting_ranks", std::to_string(waiting_.size())},
+                {"strangers", std::to_string(strangers_)},
+                {"accepted_total", std::to_string(accepted_total_)},
+                {"peak_open", std::to_string(traffic_->peak_open)},
+                {"messages", std::to_string(traffic_->frames_in + traffic_->frames_out)},
+                {"bytes", std::to_string(traffic_->bytes_in + traffic_->bytes_out)},
+                {"state", "idle"}};
+  if (session_) {
+    for (auto& [key, value] : session_->inspect()) fields[key] = value;
+  }
+  return fields;
+}
+
+}  // namespace commkit

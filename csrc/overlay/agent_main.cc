@@ -1,0 +1,52 @@
+// commkit-agent: started by the first local rank, with the listening Unix socket as descriptor 3.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "overlay/agent.h"
+#include "overlay/spawn.h"
+
+namespace {
+
+// The starter waits for this process, so a child goes on, as nobody's child: no zombie in the rank,
+// and no agent that dies with its launcher's process group (it has a session of its own already).
+void detach() {
+  pid_t child = fork();
+  if (child < 0) _exit(1);
+  if (child > 0) _exit(0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--version") == 0) {
+    std::printf("commkit-agent, protocol %d\n", commkit::kProtocolVersion);
+    return 0;
+  }
+  if (argc != 2 || std::strcmp(argv[1], "--serve") != 0 ||
+      fcntl(commkit::kAgentListener, F_GETFD) < 0) {
+    std::fprintf(stderr, "commkit-agent is started by a rank; see `commkit agents`\n");
+    return 2;
+  }
+  commkit::close_from(commkit::kAgentListener + 1);
+  fcntl(commkit::kAgentListener, F_SETFD, FD_CLOEXEC);
+  detach();
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);
+  prctl(PR_SET_NAME, "commkit-agent");
+  if (chdir("/") != 0) return 1;
+  try {
+    commkit::Loop loop;
+    commkit::Agent agent(loop, commkit::kAgentListener);
+    loop.run();
+  } catch (const std::exception&) {
+    return 1;
+  }
+  _exit(0);  // a resolver thread may still be waiting for a name server
+}

@@ -1,0 +1,133 @@
+// The agent as torch's store: TCPStore connections on 127.0.0.1, of this user's processes only.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+
+#include "net/peer.h"
+#include "overlay/agent.h"
+
+namespace commkit {
+
+namespace {
+
+constexpr size_t kMaxUnread = 4 * 1024 * 1024;  // replies that wait for a client to read them
+
+constexpr int kSamePortTries = 8;
+
+}  // namespace
+
+// Both loopback addresses, at one port: torch looks its peer's name up in reverse, and only of ::1
+// is the answer in /etc/hosts for sure (it writes 127.0.0.1 as an IPv6 address, which is not).
+std::string Agent::listen_store() {
+  auto accept = [this](int f, std::string peer) { accept_store(f, std::move(peer)); };
+  std::string why;
+  for (int round = 0; round < kSamePortTries; ++round) {
+    auto here = SocketAddress::parse("127.0.0.1", 0);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, here->get(), here->length()) < 0 || listen(fd, kTcpBacklog) < 0) {
+      why = std::strerror(errno);
+      if (fd >= 0) close(fd);
+      return why;
+    }
+    store_port_ = SocketAddress::local_of(fd).port();
+    int fd6 = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    auto here6 = SocketAddress::parse("::1", store_port_);
+    bool both =
+        fd6 >= 0 && bind(fd6, here6->get(), here6->length()) == 0 && listen(fd6, kTcpBacklog) == 0;
+    bool taken = !both && fd6 >= 0 && errno == EADDRINUSE;
+    if (!both && fd6 >= 0) close(fd6);
+    if (taken && round + 1 < kSamePortTries) {
+      close(fd);
+      continue;
+    }
+    store_ = std::make_unique<Listener>(loop_, fd, accept);
+    if (both) {
+      store6_ = std::make_unique<Listener>(loop_, fd6, accept);
+      store_host_ = "::1";
+    }
+    return "";
+  }
+  return why;
+}
+
+void Agent::accept_store(int fd, std::string peer) {
+  std::optional<uid_t> uid;
+  try {
+    uid = tcp_owner_uid(SocketAddress::local_of(fd), SocketAddress::peer_of(fd));
+  } catch (const std::exception& error) {
+    log("cannot tell whose " + peer + " is: " + error.what());
+  }
+  // An unknown owner (its end is closed already, or the kernel does not tell) still needs a token.
+  if (uid && *uid != getuid()) {
+    stranger(peer, "is a process of uid " + std::to_string(*uid) + " at the store");
+    close(fd);
+    return;
+  }
+  auto conn = std::make_shared<StoreConn>();
+  conn->stream = Stream::make(loop_, fd, std::move(peer));
+  conn->stream->no_delay();
+  std::weak_ptr<StoreConn> weak = conn;
+  auto forget = [this, weak] {
+    // Deferred: the session may be running.
+    loop_.defer([this, weak] {
+      if (auto self = weak.lock()) store_conns_.erase(self);
+    });
+  };
+  conn->session = std::make_unique<StoreSession>(
+      [this](std::string_view token) -> KeyValue* {
+        return session_ ? session_->keys_of(token) : nullptr;
+      },
+      [weak](std::string_view bytes) {
+        auto self = weak.lock();
+        if (!self) return;
+        self->stream->send(std::string(bytes));
+        // A client that asks and does not read must not fill our memory.
+        if (self->stream->queued() > kMaxUnread) self->session->hold(true);
+      },
+      [this, weak, forget](std::string_view why) {
+        auto self = weak.lock();
+        if (!self) return;
+        stranger(self->stream->peer(), std::string(why));
+        self->stream->close();
+        forget();
+      });
+  // A fresh clone of a client may ask how many keys there are before it has named one.
+  if (session_) conn->session->default_token(session_->any_token());
+  conn->session->on_want_read([weak] {
+    if (auto self = weak.lock()) self->stream->pause_reading(false);
+  });
+  conn->stream->on_bytes([weak](const char* data, size_t size) {
+    auto self = weak.lock();
+    if (!self) return;
+    self->session->feed(data, size);
+    if (!self->session->want_read()) self->stream->pause_reading(true);
+  });
+  conn->stream->on_drained([weak] {
+    if (auto self = weak.lock()) self->session->hold(false);
+  });
+  conn->stream->on_close([forget](const std::string&) { forget(); });
+  store_conns_.insert(conn);
+  conn->stream->start();
+}
+
+void Agent::drop_store(const std::string& token, bool waiting_only, const std::string& why) {
+  if (token.empty()) return;
+  std::vector<std::shared_ptr<StoreConn>> out;
+  for (const auto& conn : store_conns_) {
+    if (conn->session->token() == token && (!waiting_only || conn->session->waiting()))
+      out.push_back(conn);
+  }
+  if (out.empty()) return;
+  log("closing " + std::to_string(out.size()) + " store connections: " + why);
+  for (const auto& conn : out) {
+    conn->stream->close();
+    // Deferred: the connection's own request may be what led here.
+    loop_.defer([this, conn] { store_conns_.erase(conn); });
+  }
+}
+
+}  // namespace commkit

@@ -1,0 +1,550 @@
+#include "overlay/client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "net/peer.h"
+#include "net/stream.h"
+#include "overlay/config.h"
+#include "overlay/spawn.h"
+
+namespace commkit {
+
+namespace {
+
+// The agent answers at the deadline, having asked the root; only a sick one makes us give up by
+// ourselves.
+constexpr double kGrace = 5.0;
+constexpr double kTick = 0.1;
+constexpr double kShortSend = 5.0;  // for messages that nobody waits for
+constexpr size_t kMaxPayload = 512u << 20;
+const char* const kNotReading = "this host's agent does not read what it is sent; is it stopped?";
+
+std::mutex registry_mutex;
+std::set<Client*> registry;
+
+uint32_t milliseconds(double seconds) {
+  return static_cast<uint32_t>(std::clamp(seconds * 1000, 0.0, 4e9));
+}
+
+// Seconds since this process was started or forked.
+double process_age() {
+  std::ifstream in("/proc/self/stat");
+  std::string text;
+  std::getline(in, text);
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string field;
+  for (int i = 0; i < 20; ++i) fields >> field;  // starttime is the 22nd of all, the 20th from here
+  timespec boot{};
+  clock_gettime(CLOCK_BOOTTIME, &boot);
+  double started = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return static_cast<double>(boot.tv_sec) + static_cast<double>(boot.tv_nsec) * 1e-9 - started;
+}
+
+// Removes a field that is a rank's own; -1 where there is none.
+int take_number(Fields& fields, const std::string& name) {
+  auto it = fields.find(name);
+  if (it == fields.end()) return -1;
+  int number = std::atoi(it->second.c_str());
+  fields.erase(it);
+  return number;
+}
+
+// False: the connection is broken, or the deadline has passed; `sent` tells how far it came.
+bool send_all(int fd, const std::string& bytes, double deadline, const Client::Tick& tick,
+              size_t& sent) {
+  while (sent < bytes.size()) {
+    ssize_t n = ::send(fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      sent += static_cast<size_t>(n);
+    } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (now() > deadline) return false;
+      pollfd ready{fd, POLLOUT, 0};
+      poll(&ready, 1, static_cast<int>(kTick * 1000));
+      if (tick) tick();
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// In a forked child: the connection belongs to the parent, the reader thread does not exist.
+void clients_forked() {
+  for (Client* client : registry) {
+    client->forked_ = true;
+    if (client->fd_ >= 0) ::close(client->fd_);
+    if (client->wake_ >= 0) ::close(client->wake_);
+    client->fd_ = client->wake_ = -1;
+    (void)client->reader_.release();
+  }
+}
+
+namespace {
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { registry_mutex.lock(); }, [] { registry_mutex.unlock(); },
+                   [] {
+                     clients_forked();
+                     registry_mutex.unlock();
+                   });
+  });
+}
+
+}  // namespace
+
+Client::Client(const Fields& config, double timeout, Notice notice, const Tick& tick)
+    : notice_(std::move(notice)) {
+  watch_forks();
+  Config parsed;
+  try {
+    parsed = Config::parse(config);
+  } catch (const std::invalid_argument& error) {
+    throw Failure("usage", error.what());
+  }
+  std::string name = parsed.agent_name();
+  auto program = config.find("agent");
+  Writer w;
+  Fields common = config;
+  w.u32(kMagic).u32(milliseconds(timeout)).u32(milliseconds(process_age()));
+  w.i32(take_number(common, "rank")).i32(take_number(common, "local_rank"));
+  common.erase("agent");
+  put(w, common);
+  std::string hello = frame(kRankJoin, w.take());
+  double deadline = now() + std::min(timeout, 30.0);
+  std::string last = "it does not accept connections";
+  // An agent may leave between our connect and our first word: then the next round starts another.
+  for (int round = 0;; ++round) {
+    try {
+      fd_ = connect_agent(name);
+      if (fd_ < 0 && program != config.end() && start_agent(name, program->second))
+        fd_ = connect_agent(name);
+    } catch (const std::runtime_error& error) {
+      throw Failure("agent", error.what());
+    }
+    if (fd_ >= 0) {
+      PeerCredentials owner = peer_credentials(fd_);
+      if (owner.uid != getuid()) {
+        ::close(fd_);
+        fd_ = -1;
+        throw Failure("agent", "the agent's socket @" + name + " belongs to uid " +
+                                   std::to_string(owner.uid));
+      }
+      // The agent's first byte shows that it has taken us in; until then it may be a socket about
+      // to close.
+      size_t sent = 0;
+      if (send_all(fd_, hello, deadline, tick, sent)) {
+        pollfd ready{fd_, POLLIN, 0};
+        int n = poll(&ready, 1, 50);
+        char byte;
+        bool ended = n == 1 && recv(fd_, &byte, 1, MSG_PEEK) <= 0;
+        if (!ended) break;
+      }
+      ::close(fd_);
+      fd_ = -1;
+      last = "it closed the connection";
+    }
+    if (now() > deadline)
+      throw Failure("agent", "cannot reach this host's agent @" + name + ": " + last);
+    if (tick) tick();
+    usleep(static_cast<useconds_t>(std::min(20000, 500 << std::min(round, 6))));
+  }
+  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  {
+    std::lock_guard<std::mutex> lock(registry_mutex);
+    registry.insert(this);
+  }
+  // Signals belong to the threads that the program started.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  reader_ = std::make_unique<std::thread>([this] { read_loop(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Client::~Client() {
+  if (forked_) {
+    (void)changed_.release();
+  } else {
+    close();
+  }
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  registry.erase(this);
+}
+
+void Client::read_loop() {
+  std::string in;
+  char buffer[65536];
+  std::string why = "the agent has ended; its log tells why";
+  for (;;) {
+    pollfd ready[2] = {{fd_, POLLIN, 0}, {wake_, POLLIN, 0}};
+    if (poll(ready, 2, -1) < 0 && errno != EINTR) break;
+    if (ready[1].revents != 0) return;
+    if (ready[0].revents == 0) continue;
+    ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    in.append(buffer, static_cast<size_t>(n));
+    size_t at = 0;
+    bool bad = false;
+    while (in.size() - at >= kFrameHeader) {
+      Reader header(std::string_view(in).substr(at, kFrameHeader));
+      uint32_t length = header.u32();
+      uint16_t type = header.u16();
+      if (header.u16() != kProtocolVersion) {
+        why =
+            "the agent is of another version of commkit: stop it (commkit agents stop --all) and "
+            "try again";
+        bad = true;
+        break;
+      }
+      if (in.size() - at - kFrameHeader < length) break;
+      try {
+        frame_in(type, std::string_view(in).substr(at + kFrameHeader, length));
+      } catch (const BadFrame& error) {
+        why = std::string("the agent sent a malformed message: ") + error.what();
+        bad = true;
+        break;
+      }
+      at += kFrameHeader + length;
+    }
+    in.erase(0, at);
+    if (bad) break;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (broken_.empty()) {
+    broken_kind_ = "agent";
+    broken_ = why + (info_.count("log") ? " (" + info_["log"] + ")" : "");
+    if (!closed_ && !left_) failures_.push_back(broken_);
+  }
+  changed_->notify_all();
+}
+
+void Client::frame_in(uint16_t type, std::string_view payload) {
+  Reader r(payload);
+  if (type == kNotice) {
+    std::string kind = r.str(), text = r.str();
+    if (kind == "died") {
+      std::lock_guard<std::mutex> lock(mutex_);
+      failures_.push_back(text);
+    }
+    if (notice_ && !muted_) notice_(kind, text);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  switch (type) {
+    case kFormed:
+      info_ = get_fields(r);
+      formed_ = true;
+      break;
+    case kFailed:
+      broken_kind_ = r.str();
+      broken_ = r.str();
+      if (broken_.empty()) broken_ = "the world has failed; the agent's log tells why";
+      failures_.push_back(broken_);
+      break;
+    case kOpDone:
+    case kOpFailed:
+    case kKeyDone: {
+      uint64_t id = r.u64();
+      auto it = answers_.find(id);
+      if (it == answers_.end()) return;  // its caller gave up
+      it->second = {true, type, std::string(payload)};
+      break;
+    }
+    case kLeft:
+      left_ = true;
+      left_open_ = r.u8() != 0;
+      break;
+    case kTaken:
+      if (!formed_) info_["log"] = r.str();
+      return;
+    case kRootIs:
+      root_ = r.str();
+      root_known_ = true;
+      break;
+    default:
+      return;
+  }
+  changed_->notify_all();
+}
+
+void Client::check_usable() const {
+  if (forked_)
+    throw Failure("usage",
+                  "this process was forked after it had joined: only the parent can use the world");
+  if (closed_) throw Failure("usage", "this rank has left the world");
+  if (on_reader()) {
+    throw Failure("usage",
+                  "called from within a notice, which would wait for itself; use another thread");
+  }
+}
+
+void Client::throw_broken() const { throw Failure(broken_kind_, broken_); }
+
+bool Client::wait(std::unique_lock<std::mutex>& lock, double timeout, const Tick& tick,
+                  const std::function<bool()>& ready) {
+  double deadline = now() + timeout;
+  double ticked = now();
+  for (;;) {
+    if (ready()) return true;
+    if (closed_) throw Failure("usage", "this rank has left the world");
+    if (!broken_.empty()) throw_broken();
+    double left = deadline - now();
+    if (left <= 0) return false;
+    changed_->wait_for(lock, std::chrono::duration<double>(std::min(left, kTick)));
+    if (tick && now() - ticked >= kTick / 2) {
+      lock.unlock();
+      tick();
+      lock.lock();
+      ticked = now();
+    }
+  }
+}
+
+void Client::send(uint16_t type, const std::string& payload, double timeout, const Tick& tick) {
+  if (payload.size() > kMaxPayload) {
+    throw Failure("usage", "a message of " + std::to_string(payload.size()) + " bytes; at most " +
+                               std::to_string(kMaxPayload) + " go through the agents");
+  }
+  std::string bytes = frame(type, payload);
+  double deadline = now() + timeout;
+  std::unique_lock<std::timed_mutex> lock(send_mutex_, std::defer_lock);
+  while (!lock.try_lock_for(std::chrono::duration<double>(kTick))) {
+    if (tick) tick();
+    if (now() > deadline) throw Failure("agent", kNotReading);
+  }
+  size_t sent = 0;
+  auto half_sent = [&] {
+    // Half a message is on its way: nothing can follow it.
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (sent == 0 || sent == bytes.size() || !broken_.empty()) return;
+    broken_kind_ = "agent";
+    broken_ = kNotReading;
+    changed_->notify_all();
+  };
+  try {
+    if (send_all(fd_, bytes, deadline, tick, sent)) return;
+  } catch (...) {
+    half_sent();
+    throw;
+  }
+  half_sent();
+  if (now() > deadline) throw Failure("agent", kNotReading);
+  // Else the connection is broken: the reader tells why.
+}
+
+bool Client::on_reader() const {
+  return reader_ && reader_->get_id() == std::this_thread::get_id();
+}
+
+void Client::formed(double timeout, const Tick& tick) {
+  check_usable();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!wait(lock, timeout + kGrace, tick, [this] { return formed_; })) {
+    throw Failure("join-timeout",
+                  "this host's agent did not say by the deadline why the world has not formed");
+  }
+}
+
+Fields Client::info() {
+  if (forked_) throw Failure("usage", "this process was forked after it had joined");
+  std::lock_guard<std::mutex> lock(mutex_);
+  return info_;
+}
+
+std::string Client::root_endpoint(double timeout, const Tick& tick) {
+  check_usable();
+  send(kRankRoot, "", timeout, tick);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!wait(lock, timeout, tick, [this] { return root_known_; })) {
+    throw Failure("join-timeout", "this host's agent did not become the root in time");
+  }
+  return root_;
+}
+
+Client::Answer Client::request(uint16_t type, uint64_t id, const std::string& payload,
+                               double timeout, const Tick& tick) {
+  double deadline = now() + timeout;
+  send(type, payload, timeout, tick);
+  std::unique_lock<std::mutex> lock(mutex_);
+  try {
+    wait(lock, std::max(0.0, deadline - now()), tick, [this, id] { return answers_[id].done; });
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    answers_.erase(id);
+    throw;
+  }
+  Answer answer = std::move(answers_[id]);
+  answers_.erase(id);
+  lock.unlock();
+  if (answer.done && answer.type == kOpFailed) {
+    Reader r(answer.payload);
+    r.u64();
+    std::string kind = r.str();
+    throw Failure(kind, r.str());
+  }
+  return answer;
+}
+
+std::vector<std::string> Client::operation(OpKind kind, const std::string& tag, int peer,
+                                           bool gives, std::string_view bytes,
+                                           const std::string& description, double timeout,
+                                           const Tick& tick) {
+  check_usable();
+  uint64_t id;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    id = ++next_;
+    answers_[id];
+  }
+  Writer w;
+  w.u64(id)
+      .u8(kind)
+      .str(tag)
+      .u32(milliseconds(timeout))
+      .i32(peer)
+      .u8(gives ? 1 : 0)
+      .str(bytes)
+      .str(description);
+  Answer answer = request(kRankOp, id, w.take(), timeout + kGrace, tick);
+  if (!answer.done)
+    throw Failure("timeout", "'" + tag + "' passed its deadline, and the agent did not say why");
+  Reader r(answer.payload);
+  r.u64();
+  r.u8();
+  return r.strs();
+}
+
+KvReply Client::key(KvRequest request_, double timeout, const Tick& tick) {
+  check_usable();
+  uint64_t id;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    id = ++next_;
+    answers_[id];
+  }
+  Writer w;
+  w.u64(id);
+  put(w, request_);
+  Answer answer;
+  Writer cancel;
+  cancel.u64(id);
+  try {
+    answer = request(kRankKey, id, w.take(), timeout, tick);
+  } catch (const Failure&) {
+    throw;
+  } catch (...) {
+    send(kRankKeyCancel, cancel.take(), kShortSend, nullptr);  // a signal
+    throw;
+  }
+  if (!answer.done) {
+    send(kRankKeyCancel, cancel.take(), kShortSend, nullptr);
+    throw Failure("timeout",
+                  "key '" + request_.key.substr(0, 80) + "' was not there by the deadline");
+  }
+  Reader r(answer.payload);
+  r.u64();
+  return get_reply(r);
+}
+
+void Client::creating(bool on) {
+  check_usable();
+  Writer w;
+  w.u8(on ? 1 : 0);
+  send(kRankCreating, w.take(), kShortSend, nullptr);
+}
+
+void Client::connected(const std::string& group, const RankSet& members) {
+  check_usable();
+  Writer w;
+  w.str(group);
+  members.encode(w);
+  send(kRankConnected, w.take(), kShortSend, nullptr);
+}
+
+bool Client::leave(double timeout, const Tick& tick) {
+  if (forked_) return false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return false;
+  }
+  check_usable();
+  Writer w;
+  w.u32(milliseconds(timeout));
+  bool open = false;
+  try {
+    send(kRankLeave, w.take(), timeout + kGrace, tick);
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait(lock, timeout + kGrace, tick, [this] { return left_; });
+    open = left_open_;
+  } catch (const Failure&) {
+    // The agent or the world is gone: there is nothing left to leave.
+  }
+  close();
+  return open;
+}
+
+void Client::exiting(const std::string& reason) {
+  if (forked_) return;
+  mute();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;
+  }
+  Writer w;
+  w.str(reason);
+  try {
+    send(kRankExiting, w.take(), 1.0, nullptr);
+  } catch (const Failure&) {
+    // It is about the good manners of the end: the pidfd tells as well.
+  }
+}
+
+void Client::mute() { muted_ = true; }
+
+void Client::close() {
+  if (forked_) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    changed_->notify_all();
+  }
+  uint64_t one = 1;
+  std::lock_guard<std::mutex> once(close_mutex_);
+  if (fd_ < 0) return;
+  ssize_t ignored = write(wake_, &one, sizeof one);
+  (void)ignored;
+  if (on_reader()) return;  // from within a notice: the destructor does the rest
+  if (reader_ && reader_->joinable()) reader_->join();
+  reader_.reset();
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  ::close(fd_);
+  ::close(wake_);
+  fd_ = wake_ = -1;
+}
+
+std::vector<std::string> Client::failures() {
+  if (forked_) return {};  // the mutex may be locked by a thread that does not exist here
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failures_;
+}
+
+}  // namespace commkit

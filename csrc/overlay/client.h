@@ -1,0 +1,102 @@
+// A rank's connection to its host's agent.  Thread-safe; a reader thread sorts what the agent says.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "overlay/protocol.h"
+#include "overlay/rank_set.h"
+
+namespace commkit {
+
+// kind: join, join-timeout, died, mismatch, timeout, agent, usage.
+struct Failure : std::runtime_error {
+  Failure(std::string k, const std::string& text) : std::runtime_error(text), kind(std::move(k)) {}
+  std::string kind;
+};
+
+class Client {
+ public:
+  using Notice = std::function<void(const std::string& kind, const std::string& text)>;
+  // Called about every 100 ms while waiting; may throw to give up (a signal).
+  using Tick = std::function<void()>;
+
+  // Connects to the agent, starting it where there is none, and asks to join.
+  Client(const Fields& config, double timeout, Notice notice, const Tick& tick);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  void formed(double timeout, const Tick& tick);
+  Fields info();
+  std::string root_endpoint(double timeout, const Tick& tick);
+
+  // Payloads in rank order; empty unless this rank receives.
+  std::vector<std::string> operation(OpKind kind, const std::string& tag, int peer, bool gives,
+                                     std::string_view bytes, const std::string& description,
+                                     double timeout, const Tick& tick);
+  KvReply key(KvRequest request, double timeout, const Tick& tick);
+
+  void creating(bool on);
+  void connected(const std::string& group, const RankSet& members);
+  bool leave(double timeout, const Tick& tick);
+  void exiting(const std::string& reason);
+  void close();
+  std::vector<std::string> failures();
+  // Whether the caller is inside a notice.
+  bool on_reader() const;
+  // No notice is passed on any more: the interpreter is about to end.
+  void mute();
+
+ private:
+  struct Answer {
+    bool done = false;
+    uint16_t type = 0;
+    std::string payload;
+  };
+
+  void read_loop();
+  void frame_in(uint16_t type, std::string_view payload);
+  void send(uint16_t type, const std::string& payload, double timeout, const Tick& tick);
+  // Waits until `ready` or the deadline (false).  Throws what ended the connection.
+  bool wait(std::unique_lock<std::mutex>& lock, double timeout, const Tick& tick,
+            const std::function<bool()>& ready);
+  void check_usable() const;
+  [[noreturn]] void throw_broken() const;
+  Answer request(uint16_t type, uint64_t id, const std::string& payload, double timeout,
+                 const Tick& tick);
+
+  int fd_ = -1;
+  int wake_ = -1;
+  std::unique_ptr<std::thread> reader_;
+  Notice notice_;
+  std::mutex mutex_;
+  std::timed_mutex send_mutex_;
+  std::mutex close_mutex_;
+  // On the heap, so that a forked child can leave it alone: its waiters do not exist there.
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
+  std::atomic<bool> forked_{false};
+  std::atomic<bool> muted_{false};
+  bool closed_ = false;
+  bool formed_ = false;
+  bool left_ = false, left_open_ = false;
+  std::string broken_kind_, broken_;  // why the connection or the world is unusable
+  Fields info_;
+  std::string root_;
+  bool root_known_ = false;
+  uint64_t next_ = 0;
+  std::map<uint64_t, Answer> answers_;
+  std::vector<std::string> failures_;
+  friend void clients_forked();
+};
+
+}  // namespace commkit

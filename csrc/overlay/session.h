@@ -1,0 +1,350 @@
+// One epoch of the world, as this host's agent takes part in it.
+//
+//   Joining  local ranks come, the root is found, the tree grows, counts of joined ranks climb
+//   Formed   the root has minted the epoch: operations, keys, losses travel along the tree
+//   Failed   the join or the host's place in the tree is lost; the ranks have been told
+//   Over     own ranks and the subtree have left
+//
+// session_join.cc: joining, root and tree.  session_ops.cc: gather, broadcast, agree, probes.
+// session_keys.cc: keys and their routes.  session_life.cc: losses, leaving, the end.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "overlay/contact.h"
+#include "overlay/hello.h"
+#include "overlay/rank_conn.h"
+#include "overlay/rank_set.h"
+#include "wire/key_table.h"
+#include "wire/key_value.h"
+
+namespace commkit {
+
+class Agent;
+
+enum class State { kJoining, kFormed, kFailed };
+
+// Another agent to which this one is connected.
+struct Link {
+  StreamPtr stream;
+  int index = -1;
+  std::string host;
+  RankSet ranks;        // child: its whole subtree
+  bool left = false;    // child: its subtree has left and its keys are here
+  bool acked = false;   // mesh and parent: has confirmed that we leave
+  bool broken = false;  // mesh: could not be reached, the tree is used instead
+  bool open = false;
+  std::vector<std::string> queued;  // mesh: frames to send once open
+  std::shared_ptr<Dialer> dialer;
+  double heard = 0;
+};
+using LinkPtr = std::shared_ptr<Link>;
+
+struct HostReport {
+  int index = 0;
+  std::vector<std::pair<int, int>> ranks;  // rank, pid
+};
+
+// What an interior agent knows of another host.
+struct TableEntry {
+  int parent = -1;
+  std::vector<std::string> addresses;  // empty but for interior agents
+  uint16_t port = 0;
+};
+
+// Ranks that are gone without having left.  What happens at one time travels together: a job that
+// is killed as a whole must not send a message for every rank to every host.
+struct Loss {
+  RankSet ranks;
+  std::vector<std::string> texts;  // none: the processes ended in good order
+  void merge(const Loss& other);
+  void encode(Writer& w) const;
+  static Loss decode(Reader& r);
+};
+
+struct WaitingChild {
+  StreamPtr stream;
+  Hello hello;
+};
+
+class Session {
+ public:
+  Session(Agent& agent, const Config& config);
+  ~Session();
+
+  State state() const { return state_; }
+  bool root() const { return root_ != nullptr; }
+  // True if this rank belongs to this epoch; false: it must wait for the next.
+  bool takes(const RankConn& conn) const;
+  void add_rank(const RankPtr& conn);
+  void rank_frame(const RankPtr& conn, uint16_t type, std::string_view payload);
+  void rank_ended(const RankPtr& conn, const std::string& how);
+
+  // Agent connections whose hello has been verified.
+  bool takes_contacts() const { return root() && state_ == State::kJoining; }
+  void add_contact(StreamPtr stream, Hello hello);
+  int contacts() const { return root_ ? root_->contacts : 0; }
+  void add_child(StreamPtr stream, const Hello& hello);
+  void add_mesh(StreamPtr stream, const Hello& hello);
+  bool is_session(uint64_t nonce) const { return nonce_ != 0 && nonce == nonce_; }
+  bool is_host(const std::string& name) const { return name == config_.host_name; }
+  bool unplaced() const { return state_ == State::kJoining && nonce_ == 0; }
+
+  // The store's view of a rank, by the token that begins its keys; null: no such rank.
+  KeyValue* keys_of(std::string_view token);
+  std::string any_token() const { return by_token_.empty() ? "" : by_token_.begin()->first; }
+  void stop(const std::string& why);
+  Fields inspect() const;
+  std::string summary() const;  // for a rank that waits for the next epoch
+
+ private:
+  class RankKeys;
+  struct RootState {
+    struct Host {
+      Hello hello;
+      StreamPtr contact;  // until it has reached its parent
+      int parent = 0;
+      int joined = 0;
+      bool reached = false;
+      Loop::TimerId lost_timer = 0;
+    };
+    std::vector<Host> hosts;                        // by index; 0 is this one
+    std::unordered_map<std::string, int> index_of;  // machine, host and pid of an agent
+    std::vector<int> host_of;                       // rank -> index, -1
+    std::vector<int> pid_of;                        // rank -> pid
+    int joined = 0;
+    int contacts = 0;  // placed, and not yet with their parents
+    bool published = false;
+  };
+  struct Op {
+    OpKind kind = kGather;
+    int peer = -1;
+    RankSet arrived;
+    std::map<int, std::string> payloads;  // gather: rank -> payload
+    struct Class {
+      std::string digest, description;
+      int count = 0, first = 0;
+    };
+    std::vector<Class> classes;  // agree
+    std::optional<std::vector<std::string>> result;
+    std::map<int, uint64_t> callers;  // local rank -> its request id
+    std::set<int> delivered;
+    std::vector<uint64_t> timers;
+    bool sent = false;
+  };
+  struct ProbeAnswer {
+    RankSet arrived;
+    int64_t number = 0;
+    std::vector<std::string> keys;
+  };
+  struct Probe {
+    ProbeKind kind = kProbeOp;
+    std::string tag;
+    int waiting = 0;
+    ProbeAnswer answer;
+    std::function<void(ProbeAnswer&&)> done;
+    Loop::TimerId timer = 0;
+  };
+  struct KeyCall {
+    KvRequest request;
+    KeyValue::Done done;
+    std::function<void(const std::string& why)> fail;
+    uint64_t table_id = 0;                 // waits in our own table
+    LinkPtr link;                          // or was sent to this one
+    bool carrier = false;                  // carries the waits of merged_[key]
+    bool merged = false;                   // is one of those waits
+    std::pair<int, uint64_t> from{-1, 0};  // link index and id there, of what another agent asked
+  };
+  struct MergedWait {
+    uint64_t upstream = 0;
+    std::set<uint64_t> waiters;
+  };
+
+  // session_join.cc
+  void start_contact();
+  int expected_hosts() const;
+  void become_root();
+  void bind_root(double until);
+  void root_is_bound();
+  void publish_root(int tries);
+  std::string own_root_text() const;
+  void contact_held(StreamPtr stream);
+  void contact_frame(uint16_t type, std::string_view payload);
+  void welcome(std::string_view payload);
+  void joined_parent(StreamPtr stream, int parent_index, const std::string& host);
+  void root_contact_frame(int index, uint16_t type, std::string_view payload);
+  void place(int index, bool under_root);
+  void link_frames(const LinkPtr& link);
+  void link_frame(const LinkPtr& link, uint16_t type, std::string_view payload);
+  void report(std::vector<HostReport> reports);
+  void flush_reports();
+  void count_in(const std::vector<HostReport>& reports);
+  void form();
+  void go(uint64_t epoch, int hosts);
+  std::string table_text();
+  void reached(RootState::Host& host);
+  Dialer::Terms terms() const;
+  void deliver_formed(const RankPtr& conn);
+  void deadline_passed();
+  void fail_join(const std::string& kind, const std::string& text);
+  void fail(const std::string& kind, const std::string& text);
+  void progress();
+  std::string missing_text() const;
+  std::string own_address() const;
+  StreamPtr uplink() const { return parent_ ? parent_->stream : root_stream_; }
+  std::string where(int rank) const;
+  Hello hello(HelloKind kind) const;
+  void to_children(uint16_t type, const std::string& payload);
+  void arm_deadline(double deadline);
+  void arm_progress(double seconds);
+
+  // session_ops.cc
+  void rank_op(const RankPtr& conn, std::string_view payload);
+  void contribute(const std::string& tag, Op& op, int rank, std::string payload,
+                  std::string description);
+  void merge_class(Op& op, const Op::Class& c);
+  void advance(const std::string& tag);
+  void op_up(const LinkPtr& link, std::string_view payload);
+  void finish(const std::string& tag, Op& op);
+  void op_down(std::string_view payload);
+  void deliver(const std::string& tag);
+  void op_failed(const std::string& tag, const std::string& kind, const std::string& text);
+  void op_expired(const std::string& tag);
+  void fail_ops(const std::string& kind, const std::string& text);
+  void close_op(const std::string& tag);
+  void probe(ProbeKind kind, const std::string& tag, std::function<void(ProbeAnswer&&)> done);
+  void probe_down(const LinkPtr& from, std::string_view payload);
+  void probed(std::string_view payload);
+  void probe_answered(uint64_t id);
+
+  // session_keys.cc
+  uint64_t call(KeyCall call);
+  void dispatch(uint64_t id);
+  LinkPtr route(const std::string& key);  // null: our own table
+  LinkPtr toward(int index);
+  LinkPtr mesh(int index);
+  int alive(int index) const;
+  bool interior(int index) const;
+  LinkPtr tree_hop(int index);
+  int parent_of(int index) const;
+  int host_of(int rank) const;
+  void ask_for_table();
+  void table_asked(const LinkPtr& link);
+  void table_came(std::string_view payload);
+  void send_on(const LinkPtr& link, uint16_t type, std::string payload);
+  void mesh_frames(const LinkPtr& link);
+  std::shared_ptr<RankKeys> make_rank_keys(const RankPtr& conn);
+  void cancel_call(uint64_t id);
+  void answer(uint64_t id, KvReply&& reply);
+  void fail_call(uint64_t id, const std::string& why);
+  void key_request(const LinkPtr& link, std::string_view payload);
+  void key_reply(std::string_view payload);
+  void key_cancel(const LinkPtr& link, std::string_view payload);
+  void reroute(const LinkPtr& gone);
+  void reroute_table();
+  void give_back(uint64_t id);
+  void give_back_waits();
+  void cancel_calls_of(const LinkPtr& link);
+  void key_moved(std::string_view payload);
+  int interior_count() const;
+  void fail_calls(const std::string& why);
+  void rank_key(const RankPtr& conn, std::string_view payload);
+
+  // session_life.cc
+  void start_beats();
+  void beat();
+  void link_lost(const LinkPtr& link, const std::string& why);
+  void lose(Loss loss);
+  void flush_losses();
+  void loss_down(std::string_view payload);
+  void loss_here(const Loss& loss);
+  void rank_connected(const RankPtr& conn, std::string_view payload);
+  void fence_open(const std::string& group);
+  void rank_leave(const RankPtr& conn, double timeout);
+  void try_leave(const RankPtr& conn, bool late);
+  void child_leaving(const LinkPtr& link, std::string_view payload);
+  void check_over();
+  void start_leaving();
+  void finish_leaving();
+  void over();
+
+  RankSet local_ranks() const;
+  RankSet subtree() const;
+  RankSet absent() const;
+  void advance_fences();
+  void notice(const std::string& kind, const std::string& text);
+  void log(const std::string& text);
+
+  Agent& agent_;
+  Loop& loop_;
+  Config config_;  // the first joining rank's
+  State state_ = State::kJoining;
+  uint64_t nonce_ = 0;
+  double started_;
+  std::map<int, RankPtr> ranks_;
+  std::vector<RankPtr> extras_;  // claim a rank that is taken: told of the failure they cause
+  std::vector<RankPtr> root_asked_;
+  std::vector<WaitingChild> early_;  // children that were told of us before we were
+  std::unique_ptr<RootState> root_;
+  std::shared_ptr<Contact> contact_;
+  StreamPtr root_stream_;  // the contact, until the parent is reached
+  std::shared_ptr<Dialer> parent_dialer_;
+  int index_ = -1;
+  LinkPtr parent_;
+  std::map<int, LinkPtr> children_;
+  std::map<int, LinkPtr> mesh_;
+  std::vector<HostReport> reports_;  // not yet sent up
+  std::set<int> reported_;           // local ranks already reported
+  Loop::TimerId report_timer_ = 0, deadline_timer_ = 0, progress_timer_ = 0, beat_timer_ = 0,
+                end_timer_ = 0;
+  double first_deadline_ = 0, report_at_ = 0;
+  bool deadline_said_ = false;
+
+  uint64_t epoch_ = 0;
+  int hosts_ = 0;
+  int degree_ = 0;
+  std::string token_;
+  std::string interface_;  // of the address that this host uses; several hosts only
+  // Interior agents only, once they have asked for it.
+  std::vector<TableEntry> table_;
+  std::vector<int> host_of_rank_;
+  std::map<std::string, Op> ops_;
+  std::map<std::string, std::pair<std::string, std::string>> failed_ops_;  // tag -> kind, text
+  std::deque<std::string> closed_ops_;  // tags already sent up, for probes
+  std::map<uint64_t, Probe> probes_;
+  uint64_t next_probe_ = 0;
+  KeyTable keys_;
+  std::map<uint64_t, KeyCall> calls_;
+  std::map<std::string, MergedWait> merged_;
+  std::map<std::pair<int, uint64_t>, uint64_t> incoming_;  // KeyCall::from -> our id
+  uint64_t next_call_ = 0;
+  std::string table_bytes_;           // as it came, for children that ask
+  std::vector<LinkPtr> table_asked_;  // children that wait for it
+  bool table_wanted_ = false;
+  std::set<int> gone_;  // agents that left and handed their keys to their parent
+  std::map<std::string, std::shared_ptr<RankKeys>> by_token_;
+
+  Loss pending_loss_;
+  Loop::TimerId loss_timer_ = 0;
+  std::vector<std::string> losses_;
+  RankSet dead_;
+  std::set<std::string> open_groups_;
+  std::map<std::string, RankSet> confirmed_;  // group -> local members that are connected
+  std::string farewell_;   // failed before the root was reached: what it is still to hear
+  std::string announced_;  // the last loss that was announced as a death
+  double leaving_since_ = 0, beat_due_ = 0;
+  bool leaving_ = false;
+  bool over_ = false;
+  std::shared_ptr<bool> alive_ =
+      std::make_shared<bool>(true);  // for callbacks that outlive the session
+};
+
+}  // namespace commkit

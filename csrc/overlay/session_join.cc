@@ -1,0 +1,519 @@
+// Joining, as every agent sees it: local ranks come, the root and a parent are found, counts climb.
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "net/crypto.h"
+#include "overlay/agent.h"
+#include "overlay/session.h"
+
+namespace commkit {
+
+namespace {
+
+// Reports that arrive together go up together.
+constexpr double kBatchSeconds = 0.001;
+// A host whose ranks are not all there reports those it has.
+constexpr double kPartialSeconds = 1.0;
+constexpr double kRootAnswerSeconds = 2.0;
+constexpr double kFarewellSeconds = 10.0;
+
+}  // namespace
+
+Session::Session(Agent& agent, const Config& config)
+    : agent_(agent), loop_(agent.loop()), config_(config), started_(now()) {}
+
+Session::~Session() {
+  for (auto id :
+       {report_timer_, deadline_timer_, progress_timer_, beat_timer_, end_timer_, loss_timer_}) {
+    loop_.cancel(id);
+  }
+  for (auto& [rank, conn] : ranks_) loop_.cancel(conn->leave_timer);
+  for (auto& [tag, op] : ops_) {
+    for (auto id : op.timers) loop_.cancel(id);
+  }
+  for (auto& [id, probe] : probes_) loop_.cancel(probe.timer);
+  if (contact_) contact_->stop();
+  if (parent_dialer_) parent_dialer_->stop();
+  if (root_stream_) root_stream_->close_when_sent();
+  if (parent_ && parent_->stream) parent_->stream->close_when_sent();
+  for (auto* links : {&children_, &mesh_}) {
+    for (auto& [index, link] : *links) {
+      if (link->dialer) link->dialer->stop();
+      if (link->stream) link->stream->close_when_sent();
+    }
+  }
+  if (root_) {
+    for (auto& host : root_->hosts) {
+      loop_.cancel(host.lost_timer);
+      if (host.contact) host.contact->close_when_sent();
+    }
+    if (root_->published && config_.root_kind == RootKind::kFile) unlink(config_.root_path.c_str());
+  }
+  for (auto& early : early_) early.stream->close();
+}
+
+void Session::log(const std::string& text) { agent_.log(text); }
+
+bool Session::takes(const RankConn&) const { return state_ == State::kJoining; }
+
+RankSet Session::local_ranks() const {
+  RankSet set;
+  for (const auto& [rank, conn] : ranks_) set.add(rank);
+  return set;
+}
+
+RankSet Session::subtree() const {
+  RankSet set = local_ranks();
+  for (const auto& [index, link] : children_) set.add(link->ranks);
+  return set;
+}
+
+Hello Session::hello(HelloKind kind) const {
+  Hello h;
+  h.kind = kind;
+  h.job = config_.job_hash();
+  h.session = nonce_;
+  h.index = index_;
+  h.world_size = config_.world_size;
+  h.local_size = config_.local_size;
+  h.machine = config_.machine;
+  h.host = config_.host_name;
+  h.uid = getuid();
+  h.pid = static_cast<uint32_t>(getpid());
+  if (!ranks_.empty()) {
+    double age = now() - ranks_.begin()->second->born;
+    h.age_ms = static_cast<uint32_t>(std::clamp(age * 1000, 0.0, 4e9));
+  }
+  h.secret = !config_.secret.empty();
+  h.addresses = agent_.addresses();
+  h.port = agent_.port();
+  return h;
+}
+
+Dialer::Terms Session::terms() const {
+  Dialer::Terms terms;
+  terms.source = agent_.source();
+  terms.secret = config_.secret;
+  terms.traffic = agent_.traffic();
+  return terms;
+}
+
+void Session::add_rank(const RankPtr& conn) {
+  const Config& c = *conn->config;
+  std::string who =
+      "rank " + std::to_string(conn->rank) + " (pid " + std::to_string(conn->pid) + ")";
+  if (c.world_size != config_.world_size) {
+    extras_.push_back(conn);
+    return fail_join("join", "on host " + config_.host_name + " " + who +
+                                 " says the world size is " + std::to_string(c.world_size) +
+                                 ", but " + "rank " + std::to_string(ranks_.begin()->first) +
+                                 " says " + std::to_string(config_.world_size) +
+                                 "; start every rank with the same world size");
+  }
+  if (auto it = ranks_.find(conn->rank); it != ranks_.end()) {
+    extras_.push_back(conn);
+    std::string text =
+        "rank " + std::to_string(conn->rank) + " is claimed by pid " +
+        std::to_string(it->second->pid) + " and by pid " + std::to_string(conn->pid) +
+        ", both on host " + config_.host_name +
+        "; every process needs a rank of its own (is the node rank set on each host?)";
+    return fail_join("join", text);
+  }
+  ranks_[conn->rank] = conn;
+  if (static_cast<int>(ranks_.size()) == config_.local_size || config_.local_size < 0) {
+    log(local_ranks().named() + (config_.local_size < 0 ? " have come" : ": all of this host"));
+  }
+  arm_deadline(conn->deadline);
+  if (!root_ && (config_.root_kind == RootKind::kLocal || config_.root_here == RootHere::kYes ||
+                 (config_.root_here == RootHere::kRankZero && conn->rank == 0))) {
+    become_root();
+  } else if (!root_ && !contact_ && !root_stream_ && !parent_) {
+    start_contact();
+  }
+  if (state_ != State::kJoining) return;
+  report({});
+}
+
+// ---------------------------------------------------------------- towards the root
+
+void Session::start_contact() {
+  if (!agent_.listening()) {
+    std::string error = agent_.listen_tcp(config_, {});
+    if (!error.empty()) return fail("join", "host " + config_.host_name + ": " + error);
+  }
+  arm_progress(5.0);
+  Contact::Outcome outcome;
+  outcome.held = [this](StreamPtr stream) { contact_held(std::move(stream)); };
+  outcome.hopeless = [this](const std::string& why) {
+    loop_.defer([contact = std::move(contact_)] { contact->stop(); });
+    contact_.reset();
+    fail("join", "host " + config_.host_name + ": " + why);
+  };
+  contact_ = Contact::start(loop_, config_, hello(kContact), terms(), outcome);
+}
+
+void Session::contact_held(StreamPtr stream) {
+  log("the root at " + stream->peer() + " has answered");
+  loop_.defer([contact = contact_] { contact->stop(); });
+  contact_.reset();
+  if (state_ == State::kFailed) {
+    // What was left to say: why this host's ranks will not come.
+    stream->send_frame(kFailUp, farewell_);
+    stream->close_when_sent();
+    return over();
+  }
+  root_stream_ = std::move(stream);
+  root_stream_->on_frames(
+      [this](uint16_t type, std::string_view payload) { contact_frame(type, payload); });
+  root_stream_->on_close([this](const std::string& why) {
+    root_stream_.reset();
+    if (parent_ || state_ != State::kJoining) return;
+    // The root of an epoch that ended while we waited for the next: its successor will come up.
+    log("lost the root while waiting to be placed: " + why);
+    if (parent_dialer_) parent_dialer_->stop();
+    parent_dialer_.reset();
+    nonce_ = 0;
+    index_ = -1;
+    start_contact();
+  });
+}
+
+void Session::contact_frame(uint16_t type, std::string_view payload) {
+  if (type == kWelcome) return welcome(payload);
+  Reader r(payload);
+  if (type == kFailDown) {
+    std::string kind = r.str(), text = r.str();
+    return fail(kind, text);
+  }
+  if (type == kProgress) return notice("progress", r.str());
+}
+
+void Session::welcome(std::string_view payload) {
+  Reader r(payload);
+  agent_.not_root();
+  nonce_ = r.u64();
+  index_ = r.i32();
+  degree_ = r.i32();
+  int parent = r.i32();
+  std::string host = r.str();
+  bool stay = r.u8() != 0;
+  std::vector<std::string> addresses = r.strs();
+  uint16_t port = r.u16();
+  log("agent " + std::to_string(index_) + ", parent " + std::to_string(parent) + " on host " +
+      host);
+  for (auto& early : std::exchange(early_, {})) {
+    if (early.hello.session == nonce_) {
+      add_child(early.stream, early.hello);
+    } else {
+      early.stream->close();
+    }
+  }
+  if (stay) return joined_parent(root_stream_, parent, host);
+  std::vector<SocketAddress> to;
+  for (const auto& address : addresses) {
+    if (auto parsed = SocketAddress::parse(address, port)) to.push_back(*parsed);
+  }
+  Dialer::Outcome outcome;
+  outcome.open = [this, parent, host](StreamPtr stream, uint16_t, const std::string&) {
+    loop_.defer([dialer = std::move(parent_dialer_)] {});
+    joined_parent(std::move(stream), parent, host);
+  };
+  outcome.failed = [this, host](const std::string& why, bool) {
+    loop_.defer([dialer = std::move(parent_dialer_)] {});
+    log("cannot reach the parent on host " + host + ": " + why);
+    if (!root_stream_) return;
+    Writer w;
+    w.str(why);
+    root_stream_->send_frame(kUnreachable, w.take());
+  };
+  parent_dialer_ = Dialer::dial(loop_, std::move(to), hello(kChild), terms(), outcome);
+}
+
+void Session::joined_parent(StreamPtr stream, int parent_index, const std::string& host) {
+  parent_ = std::make_shared<Link>();
+  parent_->stream = std::move(stream);
+  parent_->index = parent_index;
+  parent_->host = host;
+  parent_->open = true;
+  if (root_stream_ && root_stream_ != parent_->stream) {
+    root_stream_->send_frame(kAccepted, "");
+    root_stream_->close_when_sent();
+  }
+  root_stream_.reset();
+  loop_.cancel(progress_timer_);
+  link_frames(parent_);
+  start_beats();
+  flush_reports();
+  // What went wrong before there was anybody to tell.
+  if (state_ == State::kJoining && deadline_said_) deadline_passed();
+}
+
+// The address from which this host reaches the others: the best to give to a transport, too.
+std::string Session::own_address() const {
+  if (parent_) return SocketAddress::local_of(parent_->stream->fd()).unmapped().ip();
+  for (const auto& [index, link] : children_) {
+    return SocketAddress::local_of(link->stream->fd()).unmapped().ip();
+  }
+  return "";
+}
+
+void Session::link_frames(const LinkPtr& link) {
+  link->heard = now();
+  std::weak_ptr<Link> weak = link;
+  link->stream->on_frames([this, weak](uint16_t type, std::string_view payload) {
+    auto self = weak.lock();
+    if (!self) return;
+    self->heard = now();
+    link_frame(self, type, payload);
+  });
+  link->stream->on_close([this, weak](const std::string& why) {
+    if (auto self = weak.lock()) link_lost(self, why);
+  });
+}
+
+// ---------------------------------------------------------------- under a parent
+
+void Session::add_child(StreamPtr stream, const Hello& h) {
+  if (unplaced()) {
+    early_.push_back({std::move(stream), h});
+    return;
+  }
+  stream->send_frame(kAccepted, "");
+  auto link = std::make_shared<Link>();
+  link->stream = std::move(stream);
+  link->index = h.index;
+  link->host = h.host;
+  link->open = true;
+  children_[h.index] = link;
+  link_frames(link);
+  start_beats();
+}
+
+// ---------------------------------------------------------------- counts
+
+void Session::report(std::vector<HostReport> reports) {
+  for (auto& r : reports) reports_.push_back(std::move(r));
+  bool all = config_.local_size > 0 && static_cast<int>(ranks_.size()) >= config_.local_size;
+  // Nothing to wait for: a lone host, or the last rank of a leaf.
+  if (all && (root_ || parent_) && children_.empty()) return flush_reports();
+  bool partial = config_.local_size > 0 && !all && reports_.empty();
+  double when = now() + (partial ? kPartialSeconds : kBatchSeconds);
+  if (report_timer_ != 0 && when >= report_at_) return;
+  loop_.cancel(report_timer_);
+  report_at_ = when;
+  report_timer_ = loop_.after(when - now(), [this] { flush_reports(); });
+}
+
+void Session::flush_reports() {
+  loop_.cancel(report_timer_);
+  report_timer_ = 0;
+  if (state_ != State::kJoining || (!root_ && !parent_)) return;
+  HostReport own;
+  own.index = index_;
+  for (const auto& [rank, conn] : ranks_) {
+    if (reported_.insert(rank).second) own.ranks.emplace_back(rank, conn->pid);
+  }
+  if (!own.ranks.empty()) reports_.push_back(std::move(own));
+  if (reports_.empty()) return;
+  std::vector<HostReport> out = std::exchange(reports_, {});
+  if (root_) return count_in(out);
+  Writer w;
+  w.u32(static_cast<uint32_t>(out.size()));
+  for (const auto& r : out) {
+    w.i32(r.index).u32(static_cast<uint32_t>(r.ranks.size()));
+    for (const auto& [rank, pid] : r.ranks) w.i32(rank).i32(pid);
+  }
+  parent_->stream->send_frame(kUp, w.take());
+}
+
+void Session::go(uint64_t epoch, int hosts) {
+  state_ = State::kFormed;
+  epoch_ = epoch;
+  hosts_ = hosts;
+  for (auto id : {deadline_timer_, progress_timer_, report_timer_}) loop_.cancel(id);
+  if (hosts_ > 1) interface_ = agent_.interface_of(own_address());
+  Writer w;
+  w.u64(epoch_).i32(hosts_);
+  to_children(kGo, w.take());
+  for (auto& [rank, conn] : ranks_) deliver_formed(conn);
+  for (auto& extra : std::exchange(extras_, {})) {
+    Writer w;
+    w.str("join").str("rank " + std::to_string(extra->rank) + " is already in the world");
+    extra->stream->send_frame(kFailed, w.take());
+  }
+}
+
+void Session::deliver_formed(const RankPtr& conn) {
+  // The launcher's local ranks are kept only if they make sense together; some are wrong, some are
+  // missing.
+  std::set<int> given;
+  int size = static_cast<int>(ranks_.size());
+  bool sound = true;
+  for (const auto& [rank, other] : ranks_) {
+    given.insert(other->local_rank);
+    sound = sound && (other->config->local_size < 0 || other->config->local_size == size);
+  }
+  sound = sound && static_cast<int>(given.size()) == size && *given.begin() == 0 &&
+          *given.rbegin() == size - 1;
+  int position = static_cast<int>(std::distance(ranks_.begin(), ranks_.find(conn->rank)));
+  int local_rank = sound ? conn->local_rank : position;
+  if (token_.empty()) token_ = hex_text(random_bytes(8));
+  conn->token = token_ + "." + std::to_string(conn->rank);
+  Fields info{{"epoch", std::to_string(epoch_)},
+              {"local_rank", std::to_string(local_rank)},
+              {"local_size", std::to_string(size)},
+              {"hosts", std::to_string(hosts_)},
+              {"host_index", std::to_string(index_)},
+              {"store_host", agent_.store_host()},
+              {"store_port", std::to_string(agent_.store_port())},
+              {"interface", interface_},
+              {"store_token", conn->token},
+              {"agent_pid", std::to_string(getpid())},
+              {"log", agent_.log_path()}};
+  bool told = conn->local_rank >= 0 || conn->config->local_size >= 0;
+  if (!sound && told &&
+      (conn->local_rank != local_rank ||
+       (conn->config->local_size >= 0 && conn->config->local_size != size))) {
+    info["local_rank_was"] =
+        std::to_string(conn->local_rank) + " of " + std::to_string(conn->config->local_size);
+  }
+  by_token_[conn->token] = make_rank_keys(conn);
+  Writer w;
+  put(w, info);
+  conn->stream->send_frame(kFormed, w.take());
+}
+
+// ---------------------------------------------------------------- deadlines, progress, failure
+
+// The first deadline of any local rank is everybody's.
+void Session::arm_deadline(double deadline) {
+  if (deadline_timer_ != 0 && deadline >= first_deadline_) return;
+  loop_.cancel(deadline_timer_);
+  first_deadline_ = deadline;
+  deadline_timer_ = loop_.after(std::max(0.0, deadline - now()), [this] { deadline_passed(); });
+}
+
+void Session::deadline_passed() {
+  if (state_ != State::kJoining) return;
+  flush_reports();
+  if (state_ != State::kJoining) return;
+  if (root_) return fail_join("join-timeout", "");
+  std::string here = local_ranks().named() + " on host " + config_.host_name;
+  auto up = uplink();
+  if (!up) {
+    std::string why = contact_ ? contact_->status() : "the root has not answered";
+    return fail("join-timeout", "the deadline passed while " + here + " waited: " + why);
+  }
+  deadline_said_ = true;
+  Writer w;
+  w.str("join-timeout").str("");
+  up->send_frame(kFailUp, w.take());
+  deadline_timer_ = loop_.after(kRootAnswerSeconds, [this, here] {
+    if (state_ != State::kJoining) return;
+    fail("join-timeout", "the deadline passed while " + here + " waited, and the root (" +
+                             (parent_ ? "through host " + parent_->host : config_.root_host) +
+                             ") did not say within " +
+                             std::to_string(static_cast<int>(kRootAnswerSeconds)) +
+                             " s who is missing");
+  });
+}
+
+void Session::arm_progress(double seconds) {
+  loop_.cancel(progress_timer_);
+  progress_timer_ = loop_.after(std::max(0.2, seconds), [this, seconds] {
+    progress();
+    arm_progress(std::min(60.0, std::max(1.0, seconds * 2)));
+  });
+}
+
+void Session::progress() {
+  if (state_ != State::kJoining) return;
+  if (!root_) {
+    if (parent_ || root_stream_) return;  // the root speaks for us
+    return notice("progress", "host " + config_.host_name + ", " + local_ranks().named() + ": " +
+                                  (contact_ ? contact_->status() : ""));
+  }
+  std::string text = "joining: " + missing_text();
+  log(text);
+  Writer w;
+  w.str(text);
+  std::string payload = w.take();
+  to_children(kProgress, payload);
+  for (auto& host : root_->hosts) {
+    if (host.contact) host.contact->send_frame(kProgress, payload);
+  }
+  notice("progress", text);
+}
+
+void Session::notice(const std::string& kind, const std::string& text) {
+  if (kind != "progress") log(text);
+  Writer w;
+  w.str(kind).str(text);
+  std::string payload = w.take();
+  for (auto& [rank, conn] : ranks_) {
+    if (!conn->gone()) conn->stream->send_frame(kNotice, payload);
+  }
+}
+
+void Session::to_children(uint16_t type, const std::string& payload) {
+  for (auto& [index, link] : children_) link->stream->send_frame(type, payload);
+}
+
+void Session::fail_join(const std::string& kind, const std::string& text) {
+  if (state_ != State::kJoining) return;
+  if (!root_) {
+    auto up = uplink();
+    Writer w;
+    w.str(kind).str(text);
+    if (up) up->send_frame(kFailUp, w.take());
+    return fail(kind, text);
+  }
+  std::string whole = text.empty() ? missing_text() : text;
+  if (kind == "join-timeout") whole = "the deadline passed: " + whole;
+  Writer w;
+  w.str(kind).str(whole);
+  std::string payload = w.take();
+  for (auto& host : root_->hosts) {
+    if (!host.contact) continue;
+    host.contact->on_close(nullptr);
+    host.contact->send_frame(kFailDown, payload);
+  }
+  fail(kind, whole);
+}
+
+void Session::fail(const std::string& kind, const std::string& text) {
+  if (state_ == State::kFailed) return;
+  bool joining = state_ == State::kJoining;
+  state_ = State::kFailed;
+  log("failed (" + kind + "): " + text);
+  losses_.push_back(text);
+  Writer w;
+  w.str(kind).str(text);
+  std::string payload = w.take();
+  to_children(kFailDown, payload);
+  RankSet told;
+  for (auto& [rank, conn] : ranks_) extras_.push_back(conn);
+  for (auto& conn : extras_) {
+    if (!conn->gone()) conn->stream->send_frame(kFailed, payload);
+    conn->left = true;
+    told.add(conn->rank);
+  }
+  for (auto id : {deadline_timer_, progress_timer_, report_timer_, end_timer_}) loop_.cancel(id);
+  if (contact_ && kind == "join") {
+    // The others wait for our ranks: the root must hear that they will not come.
+    farewell_ = payload;
+    end_timer_ = loop_.after(kFarewellSeconds, [this] { over(); });
+  } else if (contact_) {
+    loop_.defer([contact = std::move(contact_)] { contact->stop(); });
+    contact_.reset();
+  }
+  if (root_stream_) root_stream_->close_when_sent();
+  root_stream_.reset();
+  if (joining) agent_.join_failed(kind, text, told);
+  fail_ops(kind, text);
+  fail_calls(text);
+  check_over();
+}
+
+}  // namespace commkit

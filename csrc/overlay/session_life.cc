@@ -1,0 +1,523 @@
+// Losses, leaving behind a fence, and the end of a session.
+#include <algorithm>
+#include <cstdio>
+
+#include "overlay/agent.h"
+#include "overlay/session.h"
+
+namespace commkit {
+
+namespace {
+
+// What is lost within this time is told together.
+constexpr double kLossSeconds = 0.02;
+constexpr size_t kMostLossTexts = 9;
+constexpr double kLeaveSeconds =
+    5.0;  // for the parent and the other agents to confirm that we leave
+
+std::string fence_key(const std::string& group, const RankSet& members, const char* what) {
+  return "commkit:" + std::to_string(members.first()) + "/fence/" + what + "/" + group;
+}
+
+}  // namespace
+
+void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view payload) {
+  Reader r(payload);
+  switch (type) {
+    case kBeat:
+      return;
+    case kUp: {
+      std::vector<HostReport> reports;
+      uint32_t count = r.count(8);
+      for (uint32_t i = 0; i < count; ++i) {
+        HostReport report;
+        report.index = r.i32();
+        uint32_t ranks = r.count(8);
+        for (uint32_t j = 0; j < ranks; ++j) {
+          int rank = r.i32();
+          if (rank < 0 || rank >= config_.world_size) throw BadFrame("a rank outside the world");
+          report.ranks.emplace_back(rank, r.i32());
+          link->ranks.add(rank);
+        }
+        reports.push_back(std::move(report));
+      }
+      return report(std::move(reports));
+    }
+    case kFailUp: {
+      std::string kind = r.str(), text = r.str();
+      if (root_) return fail_join(kind, text);
+      // The root decides, and tells everybody the same.
+      if (state_ != State::kJoining) return;
+      flush_reports();
+      if (auto up = uplink()) up->send_frame(kFailUp, payload);
+      return;
+    }
+    case kLostUp:
+      return lose(Loss::decode(r));
+    case kOpUp:
+      return op_up(link, payload);
+    case kOpExpired:
+      return op_expired(r.str());
+    case kProbed:
+      return probed(payload);
+    case kLeaving:
+      return child_leaving(link, payload);
+    case kGo: {
+      uint64_t epoch = r.u64();
+      int hosts = r.i32();
+      if (state_ == State::kJoining) go(epoch, hosts);
+      return;
+    }
+    case kTableAsk:
+      return table_asked(link);
+    case kTable:
+      return table_came(payload);
+    case kFailDown: {
+      std::string kind = r.str(), text = r.str();
+      return fail(kind, text);
+    }
+    case kProgress: {
+      std::string text = r.str();
+      to_children(kProgress, std::string(payload));
+      return notice("progress", text);
+    }
+    case kLossDown:
+      return loss_down(payload);
+    case kOpDown:
+      if (state_ == State::kFormed) op_down(payload);
+      return;
+    case kOpFailDown: {
+      std::string tag = r.str(), kind = r.str(), text = r.str();
+      return op_failed(tag, kind, text);
+    }
+    case kProbe:
+      return probe_down(link, payload);
+    case kLeavingAck:
+      link->acked = true;
+      return finish_leaving();
+    case kKeyRequest:
+      return key_request(link, payload);
+    case kKeyReply:
+      return key_reply(payload);
+    case kKeyCancel:
+      return key_cancel(link, payload);
+    case kKeyMoved:
+      return key_moved(payload);
+    default:
+      log(link->stream->peer() + " sent a message of unknown type " + std::to_string(type));
+  }
+}
+
+void Session::start_beats() {
+  if (beat_timer_ != 0) return;
+  beat_due_ = now() + config_.heartbeat / 4;
+  beat_timer_ = loop_.after(config_.heartbeat / 4, [this] { beat(); });
+}
+
+void Session::beat() {
+  std::vector<LinkPtr> links;
+  for (auto& [index, link] : children_) links.push_back(link);
+  if (parent_) links.push_back(parent_);
+  std::vector<LinkPtr> silent;
+  // This process itself stood still: what the others sent meanwhile has not been read yet.
+  double late = now() - beat_due_;
+  bool stalled = late > config_.heartbeat / 4;
+  for (auto& link : links) {
+    if (link->left || !link->stream || link->stream->closed()) continue;
+    link->stream->send_frame(kBeat, "");
+    if (stalled) link->heard += late;
+    if (now() - link->heard > config_.heartbeat) silent.push_back(link);
+  }
+  beat_timer_ = 0;
+  start_beats();
+  for (auto& link : silent) {
+    link->stream->close();
+    char text[64];
+    std::snprintf(text, sizeof text, "said nothing for %g s", config_.heartbeat);
+    link_lost(link, text);
+  }
+}
+
+void Session::link_lost(const LinkPtr& link, const std::string& why) {
+  if (state_ == State::kFailed || over_) return;
+  if (link == parent_) {
+    if (leaving_) {
+      // It has left as well, or is gone: nobody is left to whom our keys could matter.
+      link->acked = true;
+      return finish_leaving();
+    }
+    return fail(state_ == State::kJoining ? "join" : "died",
+                "host " + config_.host_name +
+                    " lost the rest of the world: its parent agent on host " + link->host +
+                    " is gone (" + why + ")");
+  }
+  cancel_calls_of(link);
+  if (link->left) return reroute(link);
+  link->left = true;
+  std::string text = "host " + link->host + " with " +
+                     (link->ranks.empty() ? std::string("no ranks yet") : link->ranks.named()) +
+                     " is lost: " + why;
+  log(text);
+  if (state_ == State::kJoining) return fail_join("join", text + ", while joining");
+  lose({link->ranks, {text}});
+  reroute(link);
+  check_over();
+}
+
+void Session::rank_ended(const RankPtr& conn, const std::string& how) {
+  if (conn->gone()) {
+    conn->ended = true;
+    return check_over();
+  }
+  conn->ended = true;
+  agent_.drop_store(conn->token, false, "its rank has ended");
+  for (auto& [theirs, mine] : std::exchange(conn->keys, {})) cancel_call(mine);
+  std::string who = "rank " + std::to_string(conn->rank) + " (pid " + std::to_string(conn->pid) +
+                    " on host " + config_.host_name + ")";
+  auto it = ranks_.find(conn->rank);
+  if (it == ranks_.end() || it->second != conn) return check_over();  // an extra, already told
+  if (state_ == State::kJoining) {
+    fail_join("join", who + " " + (how.empty() ? "exited or gave up" : how) + " while joining");
+  } else if (state_ == State::kFormed) {
+    RankSet ranks;
+    ranks.add(conn->rank);
+    // Ending without a word but with exit code 0 is ordinary: it is recorded, not announced.
+    Loss loss;
+    loss.ranks = ranks;
+    if (!how.empty()) loss.texts.push_back(who + " " + how);
+    lose(loss);
+  }
+  check_over();
+}
+
+void Session::lose(Loss loss) {
+  if (state_ == State::kJoining) {
+    return fail_join("join", loss.texts.empty() ? loss.ranks.named() + " exited while joining"
+                                                : loss.texts.front());
+  }
+  if (state_ != State::kFormed) return;
+  pending_loss_.merge(loss);
+  if (loss_timer_ == 0) loss_timer_ = loop_.after(kLossSeconds, [this] { flush_losses(); });
+}
+
+void Session::flush_losses() {
+  loop_.cancel(loss_timer_);
+  loss_timer_ = 0;
+  if (state_ != State::kFormed || pending_loss_.ranks.empty()) return;
+  Loss loss = std::exchange(pending_loss_, {});
+  Writer w;
+  loss.encode(w);
+  std::string payload = w.take();
+  if (root_) return loss_down(payload);
+  parent_->stream->send_frame(kLostUp, payload);
+}
+
+void Session::loss_down(std::string_view payload) {
+  std::string copy(payload);
+  to_children(kLossDown, copy);
+  Reader r(copy);
+  loss_here(Loss::decode(r));
+}
+
+void Session::loss_here(const Loss& loss) {
+  if (state_ != State::kFormed) return;
+  dead_.add(loss.ranks);
+  for (const auto& text : loss.texts) {
+    losses_.push_back(text);
+    announced_ = text;
+    notice("died", text);
+  }
+  if (loss.texts.empty()) {
+    losses_.push_back(loss.ranks.named() + " has exited");
+    log(losses_.back());
+  }
+  std::string text = losses_.back();
+  // Operations that wait for the dead cannot end.
+  std::vector<std::string> tags;
+  for (const auto& [tag, op] : ops_) {
+    if (op.kind != kBroadcast || dead_.contains(op.peer)) tags.push_back(tag);
+  }
+  for (const auto& tag : tags) op_failed(tag, "died", text);
+  for (auto& [rank, conn] : ranks_) {
+    if (conn->creating && !loss.texts.empty()) agent_.drop_store(conn->token, true, text);
+    if (conn->leaving) try_leave(conn, true);
+  }
+}
+
+void Loss::merge(const Loss& other) {
+  ranks.add(other.ranks);
+  for (const auto& text : other.texts) {
+    if (texts.size() < kMostLossTexts) texts.push_back(text);
+  }
+  // Beyond those named one by one, the ranks are.
+  if (texts.size() >= kMostLossTexts) {
+    texts.resize(kMostLossTexts);
+    texts.back() = "in all " + ranks.named() + " are gone";
+  }
+}
+
+void Loss::encode(Writer& w) const {
+  ranks.encode(w);
+  w.strs(texts);
+}
+
+Loss Loss::decode(Reader& r) {
+  Loss loss;
+  loss.ranks = RankSet::decode(r);
+  loss.texts = r.strs();
+  return loss;
+}
+
+// ---------------------------------------------------------------- leaving
+
+void Session::rank_connected(const RankPtr& conn, std::string_view payload) {
+  Reader r(payload);
+  std::string group = r.str();
+  RankSet members = RankSet::decode(r);
+  if (state_ != State::kFormed || members.empty() || !members.contains(conn->rank)) return;
+  conn->groups[group] = members;
+  if (members.size() == config_.world_size) {
+    // The whole world: one reduction over the tree.
+    std::string tag = "fence/" + group;
+    Op& op = ops_[tag];
+    op.kind = kAgree;
+    return contribute(tag, op, conn->rank, "", "");
+  }
+  auto& here = confirmed_[group];
+  here.add(conn->rank);
+  int local = 0;
+  for (const auto& [rank, other] : ranks_) local += members.contains(rank) ? 1 : 0;
+  if (here.size() < local) return;
+  KeyCall add;
+  add.request.op = KvOp::kAdd;
+  add.request.key = fence_key(group, members, "count");
+  add.request.amount = local;
+  add.done = [this, group, members](KvReply&& reply) {
+    if (reply.number < members.size()) return;
+    KeyCall open;
+    open.request.op = KvOp::kSet;
+    open.request.key = fence_key(group, members, "open");
+    open.done = [](KvReply&&) {};
+    call(std::move(open));
+  };
+  call(std::move(add));
+  KeyCall wait;
+  wait.request.op = KvOp::kWait;
+  wait.request.key = fence_key(group, members, "open");
+  wait.done = [this, group](KvReply&&) { fence_open(group); };
+  call(std::move(wait));
+}
+
+// Ranks of this subtree that have left or are gone: nobody waits for them to confirm anything.
+RankSet Session::absent() const {
+  RankSet set;
+  for (const auto& [rank, conn] : ranks_) {
+    if (conn->gone()) set.add(rank);
+  }
+  for (const auto& [index, link] : children_) {
+    if (link->left) set.add(link->ranks);
+  }
+  return set;
+}
+
+void Session::advance_fences() {
+  std::vector<std::string> tags;
+  for (const auto& [tag, op] : ops_) {
+    if (tag.rfind("fence/", 0) == 0) tags.push_back(tag);
+  }
+  for (const auto& tag : tags) advance(tag);
+}
+
+void Session::fence_open(const std::string& group) {
+  open_groups_.insert(group);
+  for (auto& [rank, conn] : ranks_) {
+    if (conn->leaving) try_leave(conn, false);
+  }
+}
+
+void Session::rank_leave(const RankPtr& conn, double timeout) {
+  conn->leaving = true;
+  std::weak_ptr<RankConn> weak = conn;
+  conn->leave_timer = loop_.after(timeout, [this, weak] {
+    if (auto self = weak.lock()) try_leave(self, true);
+  });
+  try_leave(conn, state_ != State::kFormed || !dead_.empty());
+}
+
+void Session::try_leave(const RankPtr& conn, bool late) {
+  if (conn->left) return;
+  bool open = true;
+  for (const auto& [group, members] : conn->groups) open = open && open_groups_.count(group) != 0;
+  if (!open && !late) return;
+  loop_.cancel(conn->leave_timer);
+  conn->left = true;
+  if (!conn->exit_reason.empty() && state_ == State::kFormed) {
+    // It goes because something failed: the others must not wait for it.
+    Loss loss;
+    loss.ranks.add(conn->rank);
+    loss.texts.push_back("rank " + std::to_string(conn->rank) + " (pid " +
+                         std::to_string(conn->pid) + " on host " + config_.host_name +
+                         ") gave up: " + conn->exit_reason);
+    lose(loss);
+  }
+  agent_.drop_store(conn->token, false, "its rank has left");
+  for (auto& [theirs, mine] : std::exchange(conn->keys, {})) cancel_call(mine);
+  Writer w;
+  w.u8(open ? 1 : 0);
+  conn->stream->send_frame(kLeft, w.take());
+  advance_fences();
+  check_over();
+}
+
+void Session::child_leaving(const LinkPtr& link, std::string_view payload) {
+  Reader r(payload);
+  std::string keys = r.str();
+  if (auto child = children_.find(link->index); child != children_.end() && child->second == link) {
+    link->left = true;
+    // In leaving, too: a child leaves before its parent, but for a parent whose table is already
+    // given away.
+    if (!keys.empty()) keys_.restore(keys);
+  }
+  gone_.insert(link->index);
+  // What it has not answered it will answer, or give back: to ask again would do things twice.
+  link->stream->send_frame(kLeavingAck, "");
+  advance_fences();
+  check_over();
+}
+
+void Session::check_over() {
+  if (over_ || leaving_) return;
+  // Its ranks have been told; whether they try again is up to them.
+  if (state_ == State::kFailed) return contact_ ? void() : over();
+  for (const auto& [rank, conn] : ranks_) {
+    if (!conn->gone()) return;
+  }
+  if (state_ != State::kFormed) return;
+  for (const auto& [index, link] : children_) {
+    if (!link->left) return;
+  }
+  if (root_) return over();
+  start_leaving();
+}
+
+void Session::start_leaving() {
+  leaving_ = true;
+  flush_losses();
+  Writer w;
+  w.str(keys_.dump());
+  std::string dump = w.take();
+  parent_->stream->send_frame(kLeaving, dump);
+  Writer none;
+  none.str("");
+  std::string empty = none.take();
+  for (auto& [index, link] : mesh_) {
+    if (link->open) link->stream->send_frame(kLeaving, empty);
+  }
+  leaving_since_ = now();
+  give_back_waits();
+  reroute_table();
+  end_timer_ = loop_.after(kLeaveSeconds, [this] { over(); });
+}
+
+void Session::finish_leaving() {
+  if (!leaving_ || over_ || !parent_->acked) return;
+  for (const auto& [index, link] : mesh_) {
+    if (link->open && !link->acked) return;
+  }
+  // Requests that came before the others knew: their answers pass through us.
+  for (const auto& [id, call] : calls_) {
+    if (call.from.first >= 0) {
+      loop_.cancel(end_timer_);
+      end_timer_ = loop_.after(0.05, [this] {
+        if (now() - leaving_since_ > kLeaveSeconds) return over();
+        finish_leaving();
+      });
+      return;
+    }
+  }
+  over();
+}
+
+void Session::over() {
+  if (over_) return;
+  over_ = true;
+  log("epoch " + std::to_string(epoch_) + " is over here");
+  agent_.session_over();
+}
+
+void Session::stop(const std::string& why) {
+  if (state_ == State::kJoining) return fail_join("join", why);
+  if (state_ == State::kFormed && root_ == nullptr)
+    lose({local_ranks(), {"host " + config_.host_name + ": " + why}});
+  fail("died", why);
+}
+
+std::string Session::summary() const {
+  RankSet here;
+  for (const auto& [rank, conn] : ranks_) {
+    if (!conn->gone()) here.add(rank);
+  }
+  std::string text = "the previous world of this job (epoch " + std::to_string(epoch_) + ", " +
+                     std::to_string(config_.world_size) + " ranks) is still alive";
+  if (!here.empty()) {
+    text += ": " + here.named() + " on host " + config_.host_name + " (pid " +
+            std::to_string(ranks_.at(here.first())->pid) + (here.size() > 1 ? ", ..." : "") + ")";
+  }
+  return text;
+}
+
+Fields Session::inspect() const {
+  static const char* names[] = {"joining", "formed", "failed"};
+  RankSet here = local_ranks();
+  return {{"state", names[static_cast<int>(state_)]},
+          {"epoch", std::to_string(epoch_)},
+          {"index", std::to_string(index_)},
+          {"role", root_ ? "root" : "agent"},
+          {"world_size", std::to_string(config_.world_size)},
+          {"hosts", std::to_string(hosts_)},
+          {"ranks", here.text()},
+          {"children", std::to_string(children_.size())},
+          {"mesh", std::to_string(mesh_.size())},
+          {"keys", std::to_string(keys_.counters().keys)}};
+}
+
+void Session::rank_frame(const RankPtr& conn, uint16_t type, std::string_view payload) {
+  Reader r(payload);
+  switch (type) {
+    case kRankOp:
+      return rank_op(conn, payload);
+    case kRankKey:
+      return rank_key(conn, payload);
+    case kRankKeyCancel: {
+      auto it = conn->keys.find(r.u64());
+      if (it == conn->keys.end()) return;
+      uint64_t mine = it->second;
+      conn->keys.erase(it);
+      return cancel_call(mine);
+    }
+    case kRankCreating:
+      conn->creating = r.u8() != 0;
+      if (conn->creating && !announced_.empty()) agent_.drop_store(conn->token, true, announced_);
+      return;
+    case kRankConnected:
+      return rank_connected(conn, payload);
+    case kRankLeave:
+      return rank_leave(conn, r.u32() / 1000.0);
+    case kRankExiting:
+      conn->said_exit = true;
+      conn->exit_reason = r.str();
+      return;
+    case kRankRoot:
+      if (root_ && (agent_.listening() || config_.root_kind == RootKind::kLocal)) {
+        Writer w;
+        w.str(own_root_text());
+        return conn->stream->send_frame(kRootIs, w.take());
+      }
+      root_asked_.push_back(conn);
+      return;
+    default:
+      throw BadFrame("a message of unknown type " + std::to_string(type));
+  }
+}
+
+}  // namespace commkit

@@ -1,0 +1,96 @@
+"""torchrun and mpiexec that span hosts: one launcher a host, or one that reaches the others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ranks import environment
+
+pytestmark = [pytest.mark.fabric, pytest.mark.timeout(120)]
+
+WORKER = """
+import json, os, socket
+from commkit import launch, overlay
+spec = launch.resolve()
+world = overlay.join(spec, 40.0)
+me = world.identity
+names = world.all_gather(f"{me.rank}@{socket.gethostname()}".encode(), timeout=20.0)
+line = {"rank": me.rank, "local": me.local_rank, "hosts": me.hosts, "epoch": me.epoch,
+        "root": spec.root.kind, "names": [name.decode() for name in names]}
+os.write(1, (json.dumps(line) + "\\n").encode())
+world.leave()
+"""
+
+
+def start(fabric, host, tmp_path, *command, **env):
+    return fabric.popen(
+        host.command(*command),
+        env=environment(COMMKIT_LOG_DIR=str(tmp_path), **env),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def results(*processes):
+    found = []
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        found += map(json.loads, out.splitlines())
+    return sorted(found, key=lambda line: line["rank"])
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_one_torchrun_a_host(fabric, tmp_path, rendezvous):
+    gpu = fabric.hosts(2)
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    processes = []
+    for node, host in enumerate(gpu):
+        flags = ["--nnodes=2", "--nproc-per-node=2"]
+        if rendezvous == "c10d":
+            flags += ["--rdzv-backend=c10d", "--rdzv-endpoint=gpu-1:29400", "--rdzv-id=job"]
+        else:
+            flags += [f"--node-rank={node}", "--master-addr=gpu-1", "--master-port=29400"]
+        command = (sys.executable, "-m", "torch.distributed.run", *flags, worker)
+        processes.append(start(fabric, host, tmp_path, *command))
+    found = results(*processes)
+    assert [line["rank"] for line in found] == [0, 1, 2, 3]
+    assert [line["local"] for line in found] == [0, 1, 0, 1]
+    assert {(line["hosts"], line["root"]) for line in found} == {(2, "elastic")}
+    assert len({line["epoch"] for line in found}) == 1
+    # c10d numbers the hosts as they come; ranks of a host are neighbours.
+    (names,) = {tuple(line["names"]) for line in found}
+    hosts = [name.partition("@")[2] for name in names]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
+
+
+#: What Hydra calls in place of ssh: [-x] HOST COMMAND...
+REMOTE_SHELL = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1
+shift
+exec ip netns exec {prefix}$host unshare --uts sh -c 'hostname "$0" && eval "$*"' $host "$@"
+"""
+
+
+@pytest.mark.mpiexec
+def test_one_mpiexec_starts_hosts_and_mpi4py_finds_the_root(fabric, tmp_path, mpiexec):
+    gpu = fabric.hosts(3)
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    shell = tmp_path / "shell"
+    shell.write_text(REMOTE_SHELL.format(prefix=fabric.prefix))
+    shell.chmod(0o755)
+    flags = ("-launcher", "ssh", "-launcher-exec", shell, "-hosts", "gpu-1,gpu-2,gpu-3")
+    command = (mpiexec, *flags, "-ppn", "2", "-n", "6", sys.executable, worker)
+    found = results(start(fabric, gpu[0], tmp_path, *command, FI_PROVIDER="tcp"))
+    assert [line["local"] for line in found] == [0, 1, 0, 1, 0, 1]
+    assert {(line["hosts"], line["root"]) for line in found} == {(3, "mpi")}
+    (names,) = {tuple(line["names"]) for line in found}
+    assert list(names) == [f"{rank}@gpu-{rank // 2 + 1}" for rank in range(6)]
