@@ -82,8 +82,8 @@ class Settings:
     secret: str = ""
     store: str = "auto"
     log_dir: str = ""
-    heartbeat: float = 10.0
     tree_degree: int = 0
+    heartbeat: float = 10.0
 
 
 def _default_log_dir(env: Mapping[str, str]) -> str:

@@ -216,6 +216,7 @@ void Stream::broken(std::string why) {
   auto self = shared_from_this();
   auto call = std::move(on_close_);
   on_close_ = nullptr;
+  if (on_ending_) on_ending_();
   close();
   if (call) call(why);
 }

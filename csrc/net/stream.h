@@ -44,6 +44,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void on_bytes(OnBytes f) { on_bytes_ = std::move(f); }
   void on_frames(OnFrame f) { on_frame_ = std::move(f); }
   void on_close(OnClose f) { on_close_ = std::move(f); }
+  // The peer has ended; the descriptor is still open.
+  void on_ending(std::function<void()> f) { on_ending_ = std::move(f); }
   void on_connected(std::function<void()> f) { on_connected_ = std::move(f); }
   void start();
 
@@ -94,6 +96,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   OnClose on_close_;
   std::function<void()> on_connected_;
   std::function<void()> on_drained_;
+  std::function<void()> on_ending_;
   std::shared_ptr<Traffic> traffic_;
   std::string in_;
   std::deque<std::string> out_;

@@ -118,6 +118,7 @@ Agent::~Agent() = default;
 
 std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>& ports, int hosts) {
   std::vector<uint16_t> tries = ports;
+  std::string errors;
   if (tries.empty() || tries == std::vector<uint16_t>{0}) {
     // The listener of an earlier epoch, or of a rank 0 that came late, serves as well.
     if (listening()) return "";
@@ -128,11 +129,15 @@ std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>&
     // Hosts that share one network namespace would otherwise all begin at the same port.
     if (!tries.empty())
       std::rotate(tries.begin(), tries.begin() + getpid() % tries.size(), tries.end());
-    if (tries.empty()) tries.push_back(0);
+    if (tries.empty()) {
+      tries.push_back(0);
+    } else {
+      errors = "no free port in COMMKIT_PORT_RANGE=" + std::to_string(config.port_low) + "-" +
+               std::to_string(config.port_high);
+    }
   } else if (listening() && std::find(tries.begin(), tries.end(), port_) != tries.end()) {
     return "";
   }
-  std::string errors;
   for (uint16_t port : tries) {
     Bound bound = bind_tcp(port, false);
     if (bound.fd < 0) {
@@ -208,17 +213,19 @@ void Agent::accept_unix(int fd) {
   conn->stream->on_frames([this, weak](uint16_t type, std::string_view payload) {
     if (auto self = weak.lock()) rank_frame(self, type, payload);
   });
+  conn->stream->on_ending([this, weak] {
+    auto self = weak.lock();
+    // It ended before its process was watched; the socket still knows which it was.
+    if (!self || !self->joined || self->pidfd >= 0) return;
+    self->pidfd = peer_pidfd(self->stream->fd(), self->pid);
+    if (self->pidfd < 0) return;
+    loop_.watch(self->pidfd, EPOLLIN, [this, weak](uint32_t) {
+      if (auto still = weak.lock()) rank_gone(still);
+    });
+  });
   conn->stream->on_close([this, weak](const std::string&) {
     auto self = weak.lock();
     if (!self) return;
-    if (self->joined && self->pidfd < 0 && self->pid > 0) {
-      self->pidfd = static_cast<int>(syscall(SYS_pidfd_open, self->pid, 0));
-      if (self->pidfd >= 0) {
-        loop_.watch(self->pidfd, EPOLLIN, [this, weak](uint32_t) {
-          if (auto still = weak.lock()) rank_gone(still);
-        });
-      }
-    }
     if (!self->joined || self->pidfd < 0 || self->gone()) return rank_gone(self);
     // The connection ends just before the process: wait, to tell how it ended.
     loop_.after(kEofSeconds, [this, weak] {
@@ -301,7 +308,7 @@ void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view p
     log("agent " + name_ + " of host " + conn->config->host_name + ", job '" +
         conn->config->job_id + "'");
   }
-  if (too_late(conn->rank, age)) {
+  if (too_late("pid " + std::to_string(conn->pid), age)) {
     Writer w;
     w.str(failed_.kind).str(failed_.text);
     conn->left = true;
@@ -327,13 +334,14 @@ void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view p
 
 // A process that is older than the failure, and was not told of it, belongs to the attempt that
 // failed.
-bool Agent::too_late(int rank, double age) const {
+bool Agent::too_late(const std::string& who, double age) const {
   double since = now() - failed_.at;
-  return failed_.at > 0 && since < kLingerSeconds && age > since && !failed_.told.contains(rank);
+  return failed_.at > 0 && since < kLingerSeconds && age > since && failed_.told.count(who) == 0;
 }
 
-void Agent::join_failed(const std::string& kind, const std::string& text, const RankSet& told) {
-  failed_ = {now(), kind, text, told};
+void Agent::join_failed(const std::string& kind, const std::string& text,
+                        std::set<std::string> told) {
+  failed_ = {now(), kind, text, std::move(told)};
 }
 
 void Agent::place_waiting() {
@@ -458,7 +466,7 @@ void Agent::taken(StreamPtr stream, Hello hello) {
       return stream->close_when_sent();
     }
     stream->send_frame(kHeld, "");
-    if (too_late(-1, hello.age_ms / 1000.0)) {
+    if (too_late(hello.agent(), hello.age_ms / 1000.0)) {
       Writer w;
       w.str(failed_.kind).str(failed_.text);
       stream->send_frame(kFailDown, w.take());

@@ -65,7 +65,8 @@ class Agent {
   std::string interface_of(const std::string& address) const;
   const std::string& store_host() const { return store_host_; }
   void session_over();
-  void join_failed(const std::string& kind, const std::string& text, const RankSet& told);
+  // `told`: agents, and processes of this host, that have heard of it.
+  void join_failed(const std::string& kind, const std::string& text, std::set<std::string> told);
   // Closes the store connections of these ranks, and of a rank only those that wait when
   // `waiting_only`.
   void drop_store(const std::string& token, bool waiting_only, const std::string& why);
@@ -88,7 +89,7 @@ class Agent {
   void share_port(int hosts, std::vector<int>& fds);
   void taken(StreamPtr stream, Hello hello);
   void place_waiting();
-  bool too_late(int rank, double age) const;
+  bool too_late(const std::string& who, double age) const;
   void stranger(const std::string& peer, const std::string& why);
   void leave_if_idle();
   void leave();
@@ -104,7 +105,7 @@ class Agent {
   struct {
     double at = 0;
     std::string kind, text;
-    RankSet told;
+    std::set<std::string> told;
   } failed_;  // the last join that failed
   Loop::TimerId linger_timer_ = 0;
   std::string name_;

@@ -329,7 +329,7 @@ void Client::send(uint16_t type, const std::string& payload, double timeout, con
   std::unique_lock<std::timed_mutex> lock(send_mutex_, std::defer_lock);
   while (!lock.try_lock_for(std::chrono::duration<double>(kTick))) {
     if (tick) tick();
-    if (now() > deadline) throw Failure("agent", kNotReading);
+    if (now() > deadline) throw Failure("timeout", kNotReading);
   }
   size_t sent = 0;
   auto half_sent = [&] {
@@ -347,7 +347,7 @@ void Client::send(uint16_t type, const std::string& payload, double timeout, con
     throw;
   }
   half_sent();
-  if (now() > deadline) throw Failure("agent", kNotReading);
+  if (now() > deadline) throw Failure("timeout", kNotReading);
   // Else the connection is broken: the reader tells why.
 }
 
@@ -424,7 +424,14 @@ std::vector<std::string> Client::operation(OpKind kind, const std::string& tag, 
       .u8(gives ? 1 : 0)
       .str(bytes)
       .str(description);
-  Answer answer = request(kRankOp, id, w.take(), timeout + kGrace, tick);
+  Answer answer;
+  try {
+    answer = request(kRankOp, id, w.take(), timeout + kGrace, tick);
+  } catch (const Failure& failure) {
+    if (failure.what() != std::string(kNotReading)) throw;
+    throw Failure(failure.kind,
+                  "'" + tag.substr(0, tag.rfind('#')) + "' passed its deadline: " + kNotReading);
+  }
   if (!answer.done)
     throw Failure("timeout", "'" + tag + "' passed its deadline, and the agent did not say why");
   Reader r(answer.payload);
@@ -486,7 +493,14 @@ bool Client::leave(double timeout, const Tick& tick) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) return false;
   }
-  check_usable();
+  if (on_reader()) {
+    // From within a notice there is no waiting for the agent's word.
+    Writer now_;
+    now_.u32(0);
+    send(kRankLeave, now_.take(), kShortSend, nullptr);
+    close();
+    return false;
+  }
   Writer w;
   w.u32(milliseconds(timeout));
   bool open = false;

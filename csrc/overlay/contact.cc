@@ -265,6 +265,9 @@ void Contact::dial(std::vector<SocketAddress> to) {
     if (!retry) return self->outcome_.hopeless(why);
     self->again(why);
   };
+  // Somebody else may hold the first of several ports, and say nothing: the next is tried soon, but
+  // a root that is only busy must get longer in the end.
+  if (to.size() > 1) terms_.answer_seconds = std::min(30.0, 0.5 * (1 << std::min(tries_, 6)));
   dialer_ = Dialer::dial(loop_, std::move(to), hello_, terms_, std::move(outcome));
 }
 

@@ -40,6 +40,8 @@ struct Hello {
   std::vector<std::string> addresses;  // numeric, best first
   uint16_t port = 0;
 
+  // Tells one agent from every other.
+  std::string agent() const { return machine + "/" + host + "/" + std::to_string(pid); }
   std::string encode(const std::string& nonce) const;
   static Hello decode(std::string_view payload, std::string& nonce);
 };

@@ -16,7 +16,7 @@ constexpr double kBatchSeconds = 0.001;
 // A host whose ranks are not all there reports those it has.
 constexpr double kPartialSeconds = 1.0;
 constexpr double kRootAnswerSeconds = 2.0;
-constexpr double kFarewellSeconds = 10.0;
+constexpr double kFarewellSeconds = 3.0;
 
 }  // namespace
 
@@ -492,12 +492,12 @@ void Session::fail(const std::string& kind, const std::string& text) {
   w.str(kind).str(text);
   std::string payload = w.take();
   to_children(kFailDown, payload);
-  RankSet told;
+  std::set<std::string> told;
   for (auto& [rank, conn] : ranks_) extras_.push_back(conn);
   for (auto& conn : extras_) {
     if (!conn->gone()) conn->stream->send_frame(kFailed, payload);
     conn->left = true;
-    told.add(conn->rank);
+    told.insert("pid " + std::to_string(conn->pid));
   }
   for (auto id : {deadline_timer_, progress_timer_, report_timer_, end_timer_}) loop_.cancel(id);
   if (contact_ && kind == "join") {
@@ -510,7 +510,10 @@ void Session::fail(const std::string& kind, const std::string& text) {
   }
   if (root_stream_) root_stream_->close_when_sent();
   root_stream_.reset();
-  if (joining) agent_.join_failed(kind, text, told);
+  if (root_) {
+    for (const auto& [agent, index] : root_->index_of) told.insert(agent);
+  }
+  if (joining) agent_.join_failed(kind, text, std::move(told));
   fail_ops(kind, text);
   fail_calls(text);
   check_over();

@@ -48,6 +48,7 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
       if (root_) return fail_join(kind, text);
       // The root decides, and tells everybody the same.
       if (state_ != State::kJoining) return;
+      link->left = true;  // it has said why it goes, and the root will say so to us
       flush_reports();
       if (auto up = uplink()) up->send_frame(kFailUp, payload);
       return;

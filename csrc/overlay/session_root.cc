@@ -168,7 +168,7 @@ void Session::add_contact(StreamPtr stream, Hello h) {
     stream->close_when_sent();
     return fail_join("join", text);
   }
-  std::string who = h.machine + "/" + h.host + "/" + std::to_string(h.pid);
+  std::string who = h.agent();
   auto [known, fresh] = root_->index_of.emplace(who, static_cast<int>(root_->hosts.size()));
   int index = known->second;
   if (fresh) {

@@ -81,7 +81,7 @@ def text(value):
 def hello(job, kind=0, magic=0x31484B43):
     """csrc/overlay/hello.cc: the first message of an agent."""
     numbers = struct.pack("<Qiii", 0, -1, 2, -1)
-    people = text(b"machine") + text(b"elsewhere") + struct.pack("<II", 7, 4242)
+    people = text(b"machine") + text(b"elsewhere") + struct.pack("<IIIB", 7, 4242, 0, 0)
     addresses = struct.pack("<I", 0) + struct.pack("<H", 0)
     start = struct.pack("<IB", magic, kind) + text(job)
     return start + numbers + people + addresses + text(b"nonce")
@@ -224,7 +224,7 @@ def test_two_jobs_on_one_port_do_not_disturb_each_other(jobs, rank_server, tmp_p
     [
         (SECRET, {"COMMKIT_SECRET": "wrong horse"}, "does not know"),
         (SECRET, {}, "not set here"),
-        ({}, SECRET, "not set there"),
+        ({}, SECRET, "and not here"),
     ],
     ids=["wrong", "missing on a host", "missing at the root"],
 )

@@ -22,6 +22,7 @@ GOOD = {
     "COMMKIT_SECRET": ("eight or more", "eight or more"),
     "COMMKIT_STORE": ("wire", "wire"),
     "COMMKIT_LOG_DIR": ("/var/log/x", "/var/log/x"),
+    "COMMKIT_TREE_DEGREE": ("16", 16),
     "COMMKIT_HEARTBEAT": ("2.5", 2.5),
 }
 WRONG = [
@@ -41,6 +42,8 @@ WRONG = [
     ("COMMKIT_PORT_RANGE", "20000"),
     ("COMMKIT_PORT_RANGE", "0-10"),
     ("COMMKIT_STORE", "tcp"),
+    ("COMMKIT_TREE_DEGREE", "0"),
+    ("COMMKIT_TREE_DEGREE", "4097"),
     ("COMMKIT_HEARTBEAT", "0.4"),
     ("COMMKIT_HEARTBEAT", "601"),
     ("COMMKIT_HEARTBEAT", "1e1"),
