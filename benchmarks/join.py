@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """How fast N ranks join a world: simulated ranks, real agents and sockets, on loopback.
 
-In the same run: the floor (N clients, one hub, 128 bytes there and back; native/floor.cc) and torch's
-TCPStore with N clients.  Counters are those of the busiest agent; the root is shown apart.  All
-figures of simulated ranks: 8 to a host, every host with an agent of its own, many in one process.
+In the same run: the floor (N clients, one hub, 128 bytes there and back; native/floor.cc) and
+torch's TCPStore with N clients.  Counters are those of the busiest agent; the root is shown apart.
+All figures are of simulated ranks: 8 to a host, every host with an agent of its own, many hosts in
+one process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-/* Preloaded under torch's TCPStore, which looks every peer's name up in reverse.  Without DELAY_US the
-   look-up is numeric, so that no name server is in the numbers; with it, it takes that long. */
+/* Preloaded under torch's TCPStore, which looks every peer's name up in reverse.  Without DELAY_US
+   the look-up is numeric, so that no name server is in the numbers; with it, it takes that long. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>

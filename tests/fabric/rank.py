@@ -32,6 +32,9 @@ def agent():
     }
 
 
+LOOPBACK = ("0100007F", "00000000000000000000000001000000")
+
+
 def open_ports():
     """TCP ports of this host on which somebody listens to other hosts."""
     for name in ("tcp", "tcp6"):
@@ -39,7 +42,7 @@ def open_ports():
             with open(f"/proc/net/{name}") as table:
                 for line in list(table)[1:]:
                     address, _, port = line.split()[1].partition(":")
-                    if line.split()[3] == "0A" and address != "0100007F":
+                    if line.split()[3] == "0A" and address not in LOOPBACK:
                         yield int(port, 16)
 
 

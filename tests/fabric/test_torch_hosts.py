@@ -65,10 +65,6 @@ def test_gloo_reduces_across_four_hosts(fabric, tmp_path):
     ]
 
 
-@pytest.mark.xfail(
-    raises=(AssertionError, subprocess.TimeoutExpired),
-    reason="gloo takes the address of the host's name unless GLOO_SOCKET_IFNAME is exported",
-)
 def test_gloo_reduces_across_hosts_whose_names_mean_127_0_1_1(fabric, tmp_path):
     gpu = fabric.hosts(2)
     for host in gpu:
@@ -91,10 +87,6 @@ def test_the_bench_measures_two_hosts_and_does_not_call_them_loopback(fabric, tm
     assert {(record.world_size, record.hosts, record.wrong) for record in found} == {(2, 2, 0)}
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="torch's client looks ::ffff:127.0.0.1 up in reverse; ::1 would be in /etc/hosts",
-)
 def test_ranks_with_torch_do_not_ask_the_dns_either(fabric, tmp_path):
     with Nameserver(fabric, "10.77.0.254") as nameserver:
         start_everywhere(fabric, fabric.hosts(2), tmp_path, "-c", TRAIN)
