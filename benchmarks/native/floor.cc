@@ -108,6 +108,7 @@ int main(int argc, char** argv) {
   int hubs = static_cast<int>((ranks + kPerHub - 1) / kPerHub);
   int workers = std::max(arguments.whole("workers", 2), hubs);
   rig::raise_file_limit();
+  rig::isolate();
   rig::Shared* shared = rig::share();
   std::vector<pid_t> pids;
   std::vector<uint16_t> ports;

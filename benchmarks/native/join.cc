@@ -222,6 +222,7 @@ int main(int argc, char** argv) {
   plan.spread = arguments.number("spread", 0);
   plan.shuffle = arguments.whole("shuffle", 1) != 0;
   rig::raise_file_limit();
+  bool isolated = rig::isolate();
   rig::Shared* shared = rig::share();
 
   std::vector<int> order;
@@ -287,10 +288,12 @@ int main(int argc, char** argv) {
            ", \"bytes\": " + std::to_string(c.bytes) + "}";
   };
   std::printf(
-      "{\"ranks\": %d, \"hosts\": %d, \"workers\": %d, \"seconds\": %.5f, \"cpu_seconds\": %.3f, "
+      "{\"ranks\": %d, \"isolated\": %s, \"hosts\": %d, \"workers\": %d, \"seconds\": %.5f, "
+      "\"cpu_seconds\": %.3f, "
       "\"resident_mib\": %ld, "
       "\"overflows\": %lu, \"retransmits\": %lu, \"root\": %s, \"busiest_other\": %s}\n",
-      plan.ranks, plan.hosts(), plan.workers, all.last - start, all.cpu, all.resident,
+      plan.ranks, isolated ? "true" : "false", plan.hosts(), plan.workers, all.last - start,
+      all.cpu, all.resident,
       static_cast<unsigned long>(after["ListenOverflows"] - before["ListenOverflows"]),
       static_cast<unsigned long>(after["TCPSynRetrans"] - before["TCPSynRetrans"]),
       counters(all.root).c_str(), counters(all.others).c_str());
