@@ -29,12 +29,8 @@ help:
 demo: native
 	$(PY) benchmarks/demo.py
 
-# Most tests wait for something, so two sets run side by side.  They do not meet: the fabric's agents
-# live in namespaces of their own, and the rest of the first set starts none.
 test: native
-	@mkdir -p build; $(PY) -m pytest $(RERUNS) tests/unit tests/packaging tests/fabric >build/tests-1.txt 2>&1 & first=$$!; \
-	status=0; $(PY) -m pytest $(RERUNS) tests/loopback || status=$$?; \
-	wait $$first || status=$$?; cat build/tests-1.txt; exit $$status
+	$(PY) tests/run_sets.py $(RERUNS)
 
 check: format-check lint types layers test
 

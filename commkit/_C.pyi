@@ -27,8 +27,11 @@ class Client:
         """Waits until the world has formed."""
 
     @property
-    def info(self) -> dict[str, str]: ...
-    """epoch, local_rank, local_size, hosts, host_index, store_port, store_token, agent_pid, log"""
+    def info(self) -> dict[str, str]:
+        """What the world told this rank: epoch, local_rank, local_size, hosts, host_index (in
+        order of arrival), store_host, store_port, store_token, interface, agent_pid, log; and
+        local_rank_was, where the launcher's made no sense."""
+
     def root_endpoint(self, timeout: float) -> str: ...
     def gather(
         self, tag: str, payload: bytes, dst: int, rank: int, timeout: float

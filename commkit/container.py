@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from commkit.errors import LaunchError
 
 #: Shared memory that NCCL takes for one connection between two local ranks, bytes: about 10 MB
-#: in the logs of NVIDIA/nccl 342 and 525.
+#: in logs that users of NCCL have published.
 SHM_PER_CONNECTION = 10_000_000
 
 _INDEX = re.compile(r"[0-9]{1,4}")

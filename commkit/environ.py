@@ -1,6 +1,6 @@
 """What commkit writes into the environment of its own process, and takes back when the world ends.
 
-settings.py and launch.py read the environment; this is the only module that changes it.
+Variables of ranks that the bench forks itself are set there.
 """
 
 from __future__ import annotations

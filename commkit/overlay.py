@@ -42,6 +42,9 @@ AGENT = Path(__file__).with_name("commkit-agent")
 #: wait longer.
 DNS_PATIENCE = 10.0
 
+#: Bytes of the message in which rank 0 says by MPI where the root is.
+_MPI_BYTES = 4096
+
 _ERRORS: dict[str, type[CommkitError]] = {
     "join": JoinError,
     "join-timeout": JoinTimeout,
@@ -64,8 +67,7 @@ def native_errors() -> Iterator[None]:
 
 
 def _notice(kind: str, text: str) -> None:
-    level = {"progress": logging.WARNING, "died": logging.ERROR}.get(kind, logging.INFO)
-    log.log(level, "%s", text)
+    log.log(logging.ERROR if kind == "died" else logging.WARNING, "%s", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,6 @@ def _config(
         "secret": settings.secret,
         "log_dir": settings.log_dir,
         "heartbeat": str(settings.heartbeat),
-        "debug": "1" if settings.debug else "0",
     }
 
 
@@ -261,24 +262,38 @@ def _join_mpi(
             f"{comm.Get_rank()} of {comm.Get_size()} in MPI_COMM_WORLD; set MASTER_ADDR and "
             "MASTER_PORT, or start all ranks by one mpiexec"
         )
+    deadline = time.monotonic() + timeout
+
+    def left() -> float:
+        return max(0.0, deadline - time.monotonic())
+
+    def told(message: str) -> str:
+        """The one MPI_Bcast, of a buffer of fixed size, with a deadline."""
+        buffer = bytearray(message.encode().ljust(_MPI_BYTES, b"\0"))
+        request = comm.Ibcast([buffer, mpi.BYTE], root=0)
+        while not request.Test():
+            if left() <= 0:
+                raise JoinTimeout(
+                    "the deadline passed: rank 0 has not said by MPI where the root is"
+                )
+            time.sleep(0.0005)
+        return buffer.rstrip(b"\0").decode()
+
     if spec.rank == 0:
         nonce = secrets.token_hex(16)
-        client, endpoint, failure = None, "", None
         try:
-            client = _C.Client(_config(spec, settings, nonce, nonce), timeout, notice)
-            endpoint = client.root_endpoint(timeout)
-        except _C.Failure as error:
-            failure = error
-        # Sent even when it failed: the others are waiting inside the broadcast.
-        comm.bcast((nonce, endpoint))
-        if failure is not None:
-            raise failure
-        assert client is not None
+            client = _C.Client(_config(spec, settings, nonce, nonce), left(), notice)
+            endpoint = client.root_endpoint(left())
+        except BaseException:
+            # Sent even now: the others are waiting for it.
+            told("")
+            raise
+        told(f"{nonce} {endpoint}")
         return client
-    nonce, endpoint = comm.bcast(None)
+    nonce, _, endpoint = told("").partition(" ")
     if not endpoint:
         raise JoinError("rank 0 could not start its agent; see its own error")
-    return _C.Client(_config(spec, settings, nonce, nonce, endpoint), timeout, notice)
+    return _C.Client(_config(spec, settings, nonce, nonce, endpoint), left(), notice)
 
 
 def join(

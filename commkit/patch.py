@@ -1,9 +1,10 @@
 """commkit for code that only knows torch.distributed.
 
 `install` replaces init_process_group wherever torch and loaded modules have bound it; the end of
-the default group is seen without replacing anything (api).  While torch.distributed is not
-imported yet, it waits for that import, so that a script still decides what happens before it.
-Processes that multiprocessing starts by `spawn` or `forkserver` are patched in the same way.
+the default group is seen by `api`, which wraps the setter that all ways to end it call.  While
+torch.distributed is not imported yet, it waits for that import, so that a script still decides
+what happens before it.  Processes that multiprocessing starts by `spawn` or `forkserver` are
+patched in the same way.
 """
 
 from __future__ import annotations

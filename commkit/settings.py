@@ -17,7 +17,7 @@ from commkit.errors import LaunchError
 #: name -> (accepted values, default, meaning); `commkit env --settings` prints it.
 VARIABLES: dict[str, tuple[str, str, str]] = {
     "COMMKIT_DISABLE": ("0 or 1", "0", "1 turns commkit off: the same script runs on stock torch"),
-    "COMMKIT_DEBUG": ("0 or 1", "0", "1 shows tracebacks and logs what was chosen and why"),
+    "COMMKIT_DEBUG": ("0 or 1", "0", "1 shows the traceback of an error"),
     "COMMKIT_LAUNCHER": (
         "torchrun, slurm, openmpi, mpich, pmix, kubernetes, none",
         "unset",
@@ -54,7 +54,7 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "a directory",
         "unset",
         "where agents write their logs; unset: $XDG_RUNTIME_DIR/commkit, else commkit-<uid> in "
-        "the system's temporary directory",
+        "the system's temporary directory; an agent removes agents' logs older than a week there",
     ),
     "COMMKIT_TREE_DEGREE": (
         "1-4096",
@@ -134,7 +134,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         port_range=(low, high),
         secret=text("COMMKIT_SECRET", r"(?s).{8,1024}"),
         store=text("COMMKIT_STORE", "auto|wire|python") or "auto",
-        log_dir=text("COMMKIT_LOG_DIR", r"[^\0]+") or _default_log_dir(env),
+        # Agents work in the root directory, so it must not depend on this process's.
+        log_dir=os.path.abspath(text("COMMKIT_LOG_DIR", r"[^\0]+") or _default_log_dir(env)),
         heartbeat=float(beat or 10.0),
         tree_degree=int(degree or 0),
     )

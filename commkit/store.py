@@ -1,6 +1,6 @@
 """A torch Store served by the host's own agent.
 
-Torch's C++ TCPStore client talks to the agent on 127.0.0.1: no central server, no reverse look-up
+Torch's C++ TCPStore client talks to the agent over loopback: no central server, no reverse look-up
 on the fabric, no GIL.  Its wire protocol is not documented, so every operation is tried once per
 process before the store is used; if torch speaks another dialect, a Python Store over the agent's
 Unix socket takes its place.  COMMKIT_STORE=wire|python forces one of them.

@@ -66,20 +66,20 @@ def one_line(error: BaseException, who: str = "") -> str:
 
 def _child(member: Member, parent: int, body: Callable[[Member], int], debug: bool) -> int:
     """Everything a forked rank does; never returns to the parent's stack."""
-    _die_with(parent)
-    # Its own process group: a terminal's Ctrl-C then reaches it once, from the parent.
-    os.setpgid(0, 0)
-    for number in _FORWARDED:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    os.environ.update(
-        RANK=str(member.rank),
-        WORLD_SIZE=str(member.world_size),
-        LOCAL_RANK=str(member.rank),
-        LOCAL_WORLD_SIZE=str(member.world_size),
-    )
     try:
+        _die_with(parent)
+        # Its own process group: a terminal's Ctrl-C then reaches it once, from the parent.
+        os.setpgid(0, 0)
+        for number in _FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        os.environ.update(
+            RANK=str(member.rank),
+            WORLD_SIZE=str(member.world_size),
+            LOCAL_RANK=str(member.rank),
+            LOCAL_WORLD_SIZE=str(member.world_size),
+        )
         return body(member)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

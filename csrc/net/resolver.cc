@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 namespace commkit {
@@ -16,7 +17,7 @@ void resolve(Loop& loop, const std::string& host,
     loop.defer([done, address = *numeric] { done({address}, ""); });
     return;
   }
-  std::thread([&loop, host, done] {
+  auto look_up = [&loop, host, done] {
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* list = nullptr;
@@ -34,7 +35,13 @@ void resolve(Loop& loop, const std::string& host,
     }
     if (list != nullptr) freeaddrinfo(list);
     loop.post([done, found = std::move(found), error = std::move(error)] { done(found, error); });
-  }).detach();
+  };
+  try {
+    std::thread(look_up).detach();
+  } catch (const std::system_error& error) {
+    loop.defer(
+        [done, why = "cannot start a look-up of " + host + ": " + error.what()] { done({}, why); });
+  }
 }
 
 }  // namespace commkit

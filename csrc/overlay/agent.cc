@@ -154,7 +154,9 @@ std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>&
     job_owner_ = "job '" + config.job_id + "' of uid " + std::to_string(getuid()) + " (agent pid " +
                  std::to_string(getpid()) + " on host " + config.host_name + ")";
     std::vector<int> fds{bound.fd};
-    if (hosts > kHostsAListener) share_port(hosts, fds);
+    if (hosts > kHostsAListener && !share_port(hosts, fds)) {
+      return "port " + std::to_string(port) + " was taken while it was being shared";
+    }
     tcp_.clear();
     for (int listener : fds) {
       tcp_.push_back(std::make_unique<Listener>(
@@ -183,7 +185,7 @@ std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>&
 // The kernel bounds a listener's queue (somaxconn, 4096 by default) and drops what comes on top: a
 // big world's root listens on its port several times.  The plain socket before this one has shown
 // that nobody else holds the port.
-void Agent::share_port(int hosts, std::vector<int>& fds) {
+bool Agent::share_port(int hosts, std::vector<int>& fds) {
   uint16_t port = port_;
   std::vector<int> shared;
   close(fds[0]);
@@ -192,15 +194,22 @@ void Agent::share_port(int hosts, std::vector<int>& fds) {
     if (bound.fd < 0) break;
     shared.push_back(bound.fd);
   }
-  if (shared.empty()) shared.push_back(bind_tcp(port, false).fd);
   fds = shared;
+  return !shared.empty();
 }
 
 // ---------------------------------------------------------------- ranks
 
 void Agent::accept_unix(int fd) {
   auto conn = std::make_shared<RankConn>();
-  PeerCredentials who = peer_credentials(fd);
+  PeerCredentials who;
+  try {
+    who = peer_credentials(fd);
+  } catch (const std::exception& error) {
+    log(std::string("refused a local process: ") + error.what());
+    close(fd);
+    return;
+  }
   if (who.uid != getuid()) {
     log("refused pid " + std::to_string(who.pid) + " of uid " + std::to_string(who.uid));
     close(fd);
@@ -394,11 +403,11 @@ void Agent::rank_gone(const std::shared_ptr<RankConn>& conn) {
     conn->pidfd = -1;
     // A reason given before the end, such as an exception, says more than its exit code.
     if (conn->said_exit && !conn->exit_reason.empty()) how = "ended: " + conn->exit_reason;
+    if (!dead && !conn->said_exit) how = "closed its connection while its process lives on";
     if (how == "?") how = conn->said_exit ? "" : "ended without a word (killed, or os._exit)";
     conn->exit_reason = how;
   } else if (!conn->said_exit && conn->joined && !conn->gone()) {
-    int status_known = conn->pid > 0;
-    std::string how = status_known ? how_it_ended(-1, conn->pid) : "?";
+    std::string how = conn->pid > 0 ? how_it_ended(-1, conn->pid) : "?";
     conn->exit_reason = how == "?" ? "ended without a word" : how;
   }
   conn->stream->close();
@@ -474,7 +483,6 @@ void Agent::taken(StreamPtr stream, Hello hello) {
     }
     if (session_ && session_->takes_contacts())
       return session_->add_contact(std::move(stream), std::move(hello));
-    StreamPtr key = stream;
     std::weak_ptr<Stream> weak = stream;
     stream->on_frames([this, weak](uint16_t type, std::string_view) {
       auto self = weak.lock();
@@ -532,9 +540,12 @@ void Agent::session_over() {
     for (const auto& conn : stores) conn->stream->close();
     store_conns_.clear();
     stores.clear();
-    session_.reset();
-    place_waiting();
-    leave_if_idle();
+    // One turn later: connections that were dropped in this one still cancel their requests.
+    loop_.defer([this] {
+      session_.reset();
+      place_waiting();
+      leave_if_idle();
+    });
   });
 }
 

@@ -86,7 +86,7 @@ class Agent {
   void watch_processes();
   void watch_process(const std::shared_ptr<RankConn>& conn);
   void throttle();
-  void share_port(int hosts, std::vector<int>& fds);
+  bool share_port(int hosts, std::vector<int>& fds);
   void taken(StreamPtr stream, Hello hello);
   void place_waiting();
   bool too_late(const std::string& who, double age) const;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string>
 
 #include "overlay/agent.h"
 #include "overlay/spawn.h"
@@ -36,17 +37,21 @@ int main(int argc, char** argv) {
   }
   commkit::close_from(commkit::kAgentListener + 1);
   fcntl(commkit::kAgentListener, F_SETFD, FD_CLOEXEC);
-  detach();
   signal(SIGPIPE, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
   prctl(PR_SET_NAME, "commkit-agent");
   if (chdir("/") != 0) return 1;
+  // Never freed: a resolver's thread may still have something to say when everything else is over.
+  auto* loop = new commkit::Loop;
+  commkit::Agent* agent = nullptr;
   try {
-    commkit::Loop loop;
-    commkit::Agent agent(loop, commkit::kAgentListener);
-    loop.run();
-  } catch (const std::exception&) {
-    return 1;
+    // Before the starter is told that all is well.
+    agent = new commkit::Agent(*loop, commkit::kAgentListener);
+    detach();
+    loop->run();
+  } catch (const std::exception& error) {
+    if (agent != nullptr) agent->log(std::string("ended by an error: ") + error.what());
+    _exit(1);
   }
-  _exit(0);  // a resolver thread may still be waiting for a name server
+  _exit(0);
 }

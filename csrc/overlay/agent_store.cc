@@ -1,4 +1,4 @@
-// The agent as torch's store: TCPStore connections on 127.0.0.1, of this user's processes only.
+// The agent as torch's store: TCPStore connections over loopback, of this user's processes only.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -96,7 +96,7 @@ void Agent::accept_store(int fd, std::string peer) {
         forget();
       });
   // A fresh clone of a client may ask how many keys there are before it has named one.
-  if (session_) conn->session->default_token(session_->any_token());
+  if (session_ && uid) conn->session->default_token(session_->any_token());
   conn->session->on_want_read([weak] {
     if (auto self = weak.lock()) self->stream->pause_reading(false);
   });
@@ -126,7 +126,11 @@ void Agent::drop_store(const std::string& token, bool waiting_only, const std::s
   for (const auto& conn : out) {
     conn->stream->close();
     // Deferred: the connection's own request may be what led here.
-    loop_.defer([this, conn] { store_conns_.erase(conn); });
+    loop_.defer([this, conn = std::shared_ptr<StoreConn>(conn)]() mutable {
+      store_conns_.erase(conn);
+      conn.reset();  // here, and not when the loop forgets this task: its requests refer to the
+                     // session
+    });
   }
 }
 

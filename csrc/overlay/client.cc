@@ -15,6 +15,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <system_error>
 
 #include "net/peer.h"
 #include "net/stream.h"
@@ -150,7 +151,14 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
       // The agent's first byte shows that it has taken us in; until then it may be a socket about
       // to close.
       size_t sent = 0;
-      if (send_all(fd_, hello, deadline, tick, sent)) {
+      bool whole = false;
+      try {
+        whole = send_all(fd_, hello, deadline, tick, sent);
+      } catch (...) {
+        ::close(fd_);  // a signal: nobody will call the destructor
+        throw;
+      }
+      if (whole) {
         pollfd ready{fd_, POLLIN, 0};
         int n = poll(&ready, 1, 50);
         char byte;
@@ -167,6 +175,11 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
     usleep(static_cast<useconds_t>(std::min(20000, 500 << std::min(round, 6))));
   }
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_ < 0) {
+    int why = errno;
+    ::close(fd_);
+    throw Failure("agent", std::string("eventfd: ") + std::strerror(why));
+  }
   {
     std::lock_guard<std::mutex> lock(registry_mutex);
     registry.insert(this);
@@ -175,7 +188,19 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  reader_ = std::make_unique<std::thread>([this] { read_loop(); });
+  try {
+    reader_ = std::make_unique<std::thread>([this] {
+      reader_id_ = std::this_thread::get_id();
+      read_loop();
+    });
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    std::lock_guard<std::mutex> lock(registry_mutex);
+    registry.erase(this);
+    ::close(fd_);
+    ::close(wake_);
+    throw Failure("agent", std::string("cannot start a thread: ") + error.what());
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -341,7 +366,12 @@ void Client::send(uint16_t type, const std::string& payload, double timeout, con
     changed_->notify_all();
   };
   try {
-    if (send_all(fd_, bytes, deadline, tick, sent)) return;
+    if (closed_) throw Failure("usage", "this rank has left the world");
+    auto watch = [&] {
+      if (closed_) throw Failure("usage", "this rank has left the world");
+      if (tick) tick();
+    };
+    if (send_all(fd_, bytes, deadline, watch, sent)) return;
   } catch (...) {
     half_sent();
     throw;
@@ -351,9 +381,7 @@ void Client::send(uint16_t type, const std::string& payload, double timeout, con
   // Else the connection is broken: the reader tells why.
 }
 
-bool Client::on_reader() const {
-  return reader_ && reader_->get_id() == std::this_thread::get_id();
-}
+bool Client::on_reader() const { return reader_id_.load() == std::this_thread::get_id(); }
 
 void Client::formed(double timeout, const Tick& tick) {
   check_usable();
@@ -549,6 +577,9 @@ void Client::close() {
   if (on_reader()) return;  // from within a notice: the destructor does the rest
   if (reader_ && reader_->joinable()) reader_->join();
   reader_.reset();
+  // Whoever is sending sees closed_ within a tick; its descriptor must not become another's
+  // meanwhile.
+  std::lock_guard<std::timed_mutex> sending(send_mutex_);
   std::lock_guard<std::mutex> lock(registry_mutex);
   ::close(fd_);
   ::close(wake_);

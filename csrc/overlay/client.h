@@ -86,7 +86,8 @@ class Client {
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::atomic<bool> forked_{false};
   std::atomic<bool> muted_{false};
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
+  std::atomic<std::thread::id> reader_id_{};
   bool formed_ = false;
   bool left_ = false, left_open_ = false;
   std::string broken_kind_, broken_;  // why the connection or the world is unusable

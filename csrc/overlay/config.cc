@@ -98,14 +98,15 @@ Config Config::parse(const Fields& fields) {
   c.secret = in.text("secret");
   c.log_dir = in.text("log_dir");
   c.heartbeat = in.number("heartbeat", 10, 0.1, 3600);
-  c.debug = in.text("debug") == "1";
   c.degree = in.whole("degree", 0, 0, 4096);
   return c;
 }
 
 std::string Config::job_hash() const {
   // Without a job id, two users' jobs that meet at one port are at least told apart by user.
-  return sha256(job_id.empty() ? "uid " + std::to_string(getuid()) : "job " + job_id);
+  // Those that meet at a file, by the file: an old one may name a port that another job has taken.
+  return sha256(job_id.empty() ? "uid " + std::to_string(getuid()) + " " + root_path
+                               : "job " + job_id);
 }
 
 std::string Config::agent_name() const {

@@ -36,7 +36,6 @@ struct Config {
   std::string secret;
   std::string log_dir;
   double heartbeat = 10;
-  bool debug = false;
   int degree = 0;  // 0: chosen by the root
 
   // Throws std::invalid_argument naming the field.

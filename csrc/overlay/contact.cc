@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <sstream>
 
 #include "net/resolver.h"
@@ -24,11 +23,6 @@ constexpr size_t kMaxPublished = 4096;
 constexpr char kStoreValidate = 0, kStoreSet = 1, kStoreGet = 3, kStoreWait = 6, kStorePing = 13;
 constexpr uint32_t kStoreMagic = 0x3C85F7CE;
 
-double jitter() {
-  static std::mt19937 generator{std::random_device{}()};
-  return std::uniform_real_distribution<double>(0.5, 1.5)(generator);
-}
-
 std::string store_hello() {
   Writer w;
   w.u8(kStoreValidate).u32(kStoreMagic);
@@ -41,7 +35,6 @@ std::string store_string(const std::string& s) {
   return w.take() + s;
 }
 
-// A connection to the first of the addresses; blocking connects would stall the loop.
 StreamPtr connect_stream(Loop& loop, const SocketAddress& to) {
   int fd = socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return nullptr;

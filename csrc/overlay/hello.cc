@@ -20,11 +20,6 @@ namespace {
 constexpr double kHelloSeconds = 5.0;
 constexpr double kRedialSeconds = 0.05, kLongestRedial = 1.0;
 
-double jitter() {
-  static std::mt19937 generator{std::random_device{}()};
-  return std::uniform_real_distribution<double>(0.5, 1.5)(generator);
-}
-
 std::string acceptor_mac(const std::string& secret, const std::string& hello,
                          const std::string& nonce) {
   return hmac_sha256(secret, "acceptor" + nonce + hello);
@@ -36,6 +31,11 @@ std::string initiator_mac(const std::string& secret, const std::string& hello,
 }
 
 }  // namespace
+
+double jitter() {
+  static std::mt19937 generator{std::random_device{}()};
+  return std::uniform_real_distribution<double>(0.5, 1.5)(generator);
+}
 
 std::string Hello::encode(const std::string& nonce) const {
   Writer w;

@@ -22,6 +22,9 @@
 
 namespace commkit {
 
+// Between 0.5 and 1.5, so that those who try again do not do so together.
+double jitter();
+
 enum HelloKind : uint8_t { kContact = 0, kChild = 1, kMesh = 2 };
 
 struct Hello {

@@ -15,13 +15,27 @@ namespace {
 
 constexpr time_t kKeepSeconds = 7 * 24 * 3600;
 
+// agent-<16 hexadecimal digits>-<pid>.log, as open() makes them: nobody else's file is touched.
+bool is_log(const std::string& name) {
+  const std::string start = "agent-", end = ".log";
+  size_t dash = start.size() + 16;
+  if (name.size() <= dash + 1 + end.size() || name.compare(0, start.size(), start) != 0)
+    return false;
+  if (name.compare(name.size() - end.size(), end.size(), end) != 0 || name[dash] != '-')
+    return false;
+  std::string hash = name.substr(start.size(), 16);
+  std::string pid = name.substr(dash + 1, name.size() - end.size() - dash - 1);
+  return hash.find_first_not_of("0123456789abcdef") == std::string::npos &&
+         pid.find_first_not_of("0123456789") == std::string::npos;
+}
+
 // Agents come and go with every job: without this their logs would stay for ever.
 void remove_old(const std::string& directory) {
   DIR* dir = opendir(directory.c_str());
   if (dir == nullptr) return;
   while (dirent* entry = readdir(dir)) {
     std::string name = entry->d_name;
-    if (name.rfind("agent-", 0) != 0 || name.find(".log") == std::string::npos) continue;
+    if (!is_log(name)) continue;
     std::string path = directory + "/" + name;
     struct stat info{};
     if (lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == getuid() &&

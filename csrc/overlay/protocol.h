@@ -45,13 +45,13 @@ enum Msg : uint16_t {
 
   // agent -> agent, opening
   kHello = 64,        // Hello
-  kChallenge = 65,    // nonce
+  kChallenge = 65,    // nonce, mac
   kProof = 66,        // mac
-  kHeld = 67,         // mac: the root has taken the contact in and will answer later
+  kHeld = 67,         // -: the root has taken the contact in and will answer later
   kRefused = 68,      // text, flag: trying again later may help
   kWelcome = 69,      // Welcome
   kUnreachable = 70,  // text: contact -> root: the parent given could not be reached
-  kAccepted = 71,     // mac: parent -> child
+  kAccepted = 71,     // -: parent -> child; child -> root: the parent is reached
 
   // up the tree
   kUp = 80,         // list of HostReport

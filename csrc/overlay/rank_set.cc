@@ -48,14 +48,6 @@ bool RankSet::contains(int rank) const {
   return it != ranges_.begin() && std::prev(it)->second >= rank;
 }
 
-bool RankSet::intersects(const RankSet& other) const {
-  for (const auto& [low, high] : other.ranges_) {
-    auto it = ranges_.upper_bound(high);
-    if (it != ranges_.begin() && std::prev(it)->second >= low) return true;
-  }
-  return false;
-}
-
 std::string RankSet::text(size_t most) const {
   std::string out;
   size_t shown = 0;

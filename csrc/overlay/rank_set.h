@@ -20,7 +20,6 @@ class RankSet {
   void add(const RankSet& other);
   void remove(const RankSet& other);
   bool contains(int rank) const;
-  bool intersects(const RankSet& other) const;
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
   int first() const { return ranges_.begin()->first; }

@@ -3,10 +3,11 @@
 //   Joining  local ranks come, the root is found, the tree grows, counts of joined ranks climb
 //   Formed   the root has minted the epoch: operations, keys, losses travel along the tree
 //   Failed   the join or the host's place in the tree is lost; the ranks have been told
-//   Over     own ranks and the subtree have left
+// It is over when own ranks and the subtree have left, or have been told of the failure.
 //
-// session_join.cc: joining, root and tree.  session_ops.cc: gather, broadcast, agree, probes.
-// session_keys.cc: keys and their routes.  session_life.cc: losses, leaving, the end.
+// session_join.cc: joining as every agent sees it.  session_root.cc: as the root does.
+// session_ops.cc: gather, broadcast, agree, probes. session_keys.cc: keys and their routes.
+// session_life.cc: losses, leaving, the end.
 #pragma once
 
 #include <deque>
@@ -75,12 +76,15 @@ struct WaitingChild {
   Hello hello;
 };
 
+// Fences are operations of the agents' own: no rank's tag begins like this.
+constexpr const char* kFenceTag = "\1fence/";
+inline bool is_fence(const std::string& tag) { return tag.rfind(kFenceTag, 0) == 0; }
+
 class Session {
  public:
   Session(Agent& agent, const Config& config);
   ~Session();
 
-  State state() const { return state_; }
   bool root() const { return root_ != nullptr; }
   // True if this rank belongs to this epoch; false: it must wait for the next.
   bool takes(const RankConn& conn) const;
@@ -143,6 +147,7 @@ class Session {
   struct ProbeAnswer {
     RankSet arrived;
     int64_t number = 0;
+    bool complete = true;  // every agent has answered
     std::vector<std::string> keys;
   };
   struct Probe {
@@ -318,6 +323,7 @@ class Session {
   std::vector<int> host_of_rank_;
   std::map<std::string, Op> ops_;
   std::map<std::string, std::pair<std::string, std::string>> failed_ops_;  // tag -> kind, text
+  std::deque<std::string> failed_order_;
   std::deque<std::string> closed_ops_;  // tags already sent up, for probes
   std::map<uint64_t, Probe> probes_;
   uint64_t next_probe_ = 0;

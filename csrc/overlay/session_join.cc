@@ -14,7 +14,7 @@ namespace {
 // Reports that arrive together go up together.
 constexpr double kBatchSeconds = 0.001;
 // A host whose ranks are not all there reports those it has.
-constexpr double kPartialSeconds = 1.0;
+constexpr double kPartialSeconds = 0.2;
 constexpr double kRootAnswerSeconds = 2.0;
 constexpr double kFarewellSeconds = 3.0;
 

@@ -286,6 +286,7 @@ void Session::dispatch(uint64_t id) {
     if (root_) {
       return probe(op == KvOp::kNumKeys ? kProbeKeys : kProbeKeyList, "",
                    [this, id](ProbeAnswer&& found) {
+                     if (!found.complete) return fail_call(id, "an agent did not answer in time");
                      KvReply reply;
                      reply.number = found.number;
                      reply.keys = std::move(found.keys);

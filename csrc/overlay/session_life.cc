@@ -279,7 +279,7 @@ void Session::rank_connected(const RankPtr& conn, std::string_view payload) {
   conn->groups[group] = members;
   if (members.size() == config_.world_size) {
     // The whole world: one reduction over the tree.
-    std::string tag = "fence/" + group;
+    std::string tag = kFenceTag + group;
     Op& op = ops_[tag];
     op.kind = kAgree;
     return contribute(tag, op, conn->rank, "", "");
@@ -324,7 +324,7 @@ RankSet Session::absent() const {
 void Session::advance_fences() {
   std::vector<std::string> tags;
   for (const auto& [tag, op] : ops_) {
-    if (tag.rfind("fence/", 0) == 0) tags.push_back(tag);
+    if (is_fence(tag)) tags.push_back(tag);
   }
   for (const auto& tag : tags) advance(tag);
 }
@@ -448,8 +448,10 @@ void Session::over() {
 
 void Session::stop(const std::string& why) {
   if (state_ == State::kJoining) return fail_join("join", why);
-  if (state_ == State::kFormed && root_ == nullptr)
+  if (state_ == State::kFormed && root_ == nullptr) {
     lose({local_ranks(), {"host " + config_.host_name + ": " + why}});
+    flush_losses();
+  }
   fail("died", why);
 }
 

@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kMostClasses = 4;  // distinct digests worth naming
 constexpr size_t kClosedOps = 256;
 constexpr double kProbeSeconds = 1.0;
+constexpr size_t kMostGathered = 512u << 20;
 
 void put_payloads(Writer& w, const std::map<int, std::string>& payloads) {
   w.u32(static_cast<uint32_t>(payloads.size()));
@@ -116,9 +117,22 @@ void Session::advance(const std::string& tag) {
   auto it = ops_.find(tag);
   if (it == ops_.end() || it->second.sent || it->second.kind == kBroadcast) return;
   Op& op = it->second;
-  if (tag.rfind("fence/", 0) == 0) op.arrived.add(absent());
+  if (is_fence(tag)) op.arrived.add(absent());
   if (op.arrived.size() < subtree().size()) return;
   op.sent = true;
+  size_t bytes = 0;
+  for (const auto& [rank, payload] : op.payloads) bytes += payload.size() + 8;
+  if (bytes > kMostGathered) {
+    if (!root_) {
+      Writer expired;
+      expired.str(tag);
+      parent_->stream->send_frame(kOpExpired, expired.take());
+    }
+    return op_failed(tag, "usage",
+                     "'" + tag.substr(0, tag.rfind('#')) + "': payloads of " +
+                         std::to_string(bytes) + " bytes in all; at most " +
+                         std::to_string(kMostGathered) + " can be gathered");
+  }
   if (root_) return finish(tag, op);
   Writer w;
   w.str(tag).u8(op.kind).i32(op.peer);
@@ -148,6 +162,7 @@ void Session::op_up(const LinkPtr&, std::string_view payload) {
     w.str(tag).u8(kind).i32(peer).str(r.view());
     return op_down(w.take());
   }
+  if (failed_ops_.count(tag) != 0) return;
   Op& op = ops_[tag];
   if (op.arrived.empty()) {
     op.kind = kind;
@@ -214,9 +229,9 @@ void Session::op_down(std::string_view payload) {
   for (auto& [index, link] : children_) {
     if (!to_one || link->ranks.contains(peer)) link->stream->send_frame(kOpDown, copy);
   }
-  if (kind == kAgree && tag.rfind("fence/", 0) == 0) {
+  if (kind == kAgree && is_fence(tag)) {
     close_op(tag);
-    return fence_open(tag.substr(6));
+    return fence_open(tag.substr(std::string(kFenceTag).size()));
   }
   if (to_one && ranks_.count(peer) == 0) return close_op(tag);
   Op& op = ops_[tag];
@@ -270,8 +285,11 @@ void Session::op_failed(const std::string& tag, const std::string& kind, const s
   w.str(tag).str(kind).str(text);
   to_children(kOpFailDown, w.take());
   // For those of our ranks that have yet to call it.
-  if (failed_ops_.size() >= kClosedOps) failed_ops_.erase(failed_ops_.begin());
-  failed_ops_[tag] = {kind, text};
+  if (failed_ops_.emplace(tag, std::make_pair(kind, text)).second) failed_order_.push_back(tag);
+  if (failed_order_.size() > kClosedOps) {
+    failed_ops_.erase(failed_order_.front());
+    failed_order_.pop_front();
+  }
   auto it = ops_.find(tag);
   if (it == ops_.end()) return;
   for (auto& [rank, id] : it->second.callers) {
@@ -375,6 +393,7 @@ void Session::probed(std::string_view payload) {
   auto& probe = it->second;
   probe.answer.arrived.add(RankSet::decode(r));
   probe.answer.number += r.i64();
+  probe.answer.complete = r.u8() != 0 && probe.answer.complete;
   for (auto& key : r.strs()) probe.answer.keys.push_back(std::move(key));
   if (--probe.waiting == 0) probe_answered(id);
 }
@@ -385,11 +404,12 @@ void Session::probe_answered(uint64_t id) {
   Probe probe = std::move(it->second);
   probes_.erase(it);
   loop_.cancel(probe.timer);
+  probe.answer.complete = probe.answer.complete && probe.waiting == 0;
   if (root_) return probe.done(std::move(probe.answer));
   Writer w;
   w.u64(id);
   probe.answer.arrived.encode(w);
-  w.i64(probe.answer.number).strs(probe.answer.keys);
+  w.i64(probe.answer.number).u8(probe.answer.complete ? 1 : 0).strs(probe.answer.keys);
   parent_->stream->send_frame(kProbed, w.take());
 }
 

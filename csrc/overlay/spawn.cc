@@ -59,15 +59,21 @@ bool start_agent(const std::string& name, const std::string& program) {
   // The name is the lock: whoever binds it starts the agent, and it is free again when the agent is
   // gone.
   if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) < 0) {
+    int why = errno;
     close(fd);
-    return false;
+    if (why == EADDRINUSE) return false;
+    throw std::runtime_error("cannot bind the agent's socket @" + name + ": " + std::strerror(why));
   }
   if (listen(fd, kLocalBacklog) < 0) {
     close(fd);
     throw std::runtime_error(std::string("listen: ") + std::strerror(errno));
   }
   int high = fcntl(fd, F_DUPFD_CLOEXEC, 10);  // dup2 onto itself would keep close-on-exec
+  int failed = errno;
   close(fd);
+  if (high < 0)
+    throw std::runtime_error(std::string("cannot duplicate a descriptor: ") +
+                             std::strerror(failed));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
