@@ -58,7 +58,7 @@ void Loop::watch(int fd, uint32_t events, Ready ready) {
   event.events = events;
   event.data.u64 = pack(fd, generation);
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) < 0) fail("epoll_ctl add");
-  watches_[fd] = Watch{generation, std::move(ready)};
+  watches_[fd] = Watch{generation, std::make_shared<Ready>(std::move(ready))};
 }
 
 void Loop::modify(int fd, uint32_t events) {
@@ -75,18 +75,43 @@ void Loop::unwatch(int fd) {
 }
 
 Loop::TimerId Loop::after(double seconds, Task task) {
-  TimerId id = ++next_timer_;
-  double at = now() + seconds;
-  timers_.emplace(std::make_pair(at, id), std::move(task));
-  timer_times_.emplace(id, at);
+  uint32_t slot = static_cast<uint32_t>(timers_.size());
+  if (free_timers_.empty()) {
+    timers_.emplace_back();
+  } else {
+    slot = free_timers_.back();
+    free_timers_.pop_back();
+  }
+  Timer& timer = timers_[slot];
+  ++timer.generation;  // so that no id is 0
+  timer.task = std::move(task);
+  TimerId id = pack(static_cast<int>(slot), timer.generation);
+  due_.push_back({now() + seconds, id});
+  std::push_heap(due_.begin(), due_.end());
   return id;
 }
 
+bool Loop::waits(TimerId id) const {
+  auto slot = static_cast<uint32_t>(id);
+  return slot < timers_.size() && timers_[slot].generation == id >> 32 && timers_[slot].task;
+}
+
+Loop::Task Loop::take_timer(TimerId id) {
+  auto slot = static_cast<uint32_t>(id);
+  Task task = std::move(timers_[slot].task);
+  timers_[slot].task = nullptr;
+  free_timers_.push_back(slot);
+  return task;
+}
+
 void Loop::cancel(TimerId id) {
-  auto it = timer_times_.find(id);
-  if (it == timer_times_.end()) return;
-  timers_.erase({it->second, id});
-  timer_times_.erase(it);
+  if (!waits(id)) return;
+  Task last = take_timer(id);  // destroyed at the end: it may own what cancels more
+  if (due_.size() < 64 || due_.size() < 4 * (timers_.size() - free_timers_.size())) return;
+  due_.erase(
+      std::remove_if(due_.begin(), due_.end(), [this](const Due& d) { return !waits(d.id); }),
+      due_.end());
+  std::make_heap(due_.begin(), due_.end());
 }
 
 void Loop::defer(Task task) { deferred_.push_back(std::move(task)); }
@@ -121,16 +146,16 @@ void Loop::run_deferred() {
 int Loop::run_timers() {
   // Only what is due now: a timer that sets itself again must not keep the descriptors waiting.
   double due = now();
-  while (!timers_.empty()) {
-    auto it = timers_.begin();
-    double wait = it->first.first - due;
-    if (wait > 0) {
-      wait = it->first.first - now();
+  while (!due_.empty()) {
+    Due first = due_.front();
+    if (waits(first.id) && first.at > due) {
+      double wait = first.at - now();
       return wait <= 0 ? 0 : static_cast<int>(std::min(wait * 1000 + 1, 60000.0));
     }
-    Task task = std::move(it->second);
-    timer_times_.erase(it->first.second);
-    timers_.erase(it);
+    std::pop_heap(due_.begin(), due_.end());
+    due_.pop_back();
+    if (!waits(first.id)) continue;
+    Task task = take_timer(first.id);
     task();
     run_deferred();
   }
@@ -149,9 +174,8 @@ void Loop::run() {
       int fd = static_cast<int>(static_cast<uint32_t>(events[i].data.u64));
       auto it = watches_.find(fd);
       if (it == watches_.end() || it->second.generation != events[i].data.u64 >> 32) continue;
-      // A copy: the callback may unwatch itself.
-      Ready ready = it->second.ready;
-      ready(events[i].events);
+      std::shared_ptr<Ready> ready = it->second.ready;
+      (*ready)(events[i].events);
       run_deferred();
     }
   }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -45,7 +45,8 @@ class Loop {
  private:
   struct Watch {
     uint32_t generation;
-    Ready ready;
+    // Shared, so that a callback may unwatch itself without a copy being made for every event.
+    std::shared_ptr<Ready> ready;
   };
 
   void drain_posted();
@@ -56,10 +57,25 @@ class Loop {
   int wake_ = -1;
   bool running_ = true;
   uint32_t generation_ = 0;
-  uint64_t next_timer_ = 0;
   std::unordered_map<int, Watch> watches_;
-  std::map<std::pair<double, TimerId>, Task> timers_;
-  std::unordered_map<TimerId, double> timer_times_;
+  // A timer's id is its slot and the slot's generation; a cancelled one leaves its entry in the
+  // heap.
+  struct Timer {
+    uint32_t generation = 0;
+    Task task;
+  };
+  struct Due {
+    double at;
+    TimerId id;
+    bool operator<(const Due& other) const {
+      return at > other.at || (at == other.at && id > other.id);
+    }
+  };
+  bool waits(TimerId id) const;
+  Task take_timer(TimerId id);
+  std::vector<Timer> timers_;
+  std::vector<uint32_t> free_timers_;
+  std::vector<Due> due_;  // a heap, the next one first
   std::vector<Task> deferred_;
   std::mutex mutex_;  // guards posted_
   std::vector<Task> posted_;

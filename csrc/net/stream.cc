@@ -4,9 +4,11 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -81,14 +83,17 @@ bool Stream::readable() {
       broken("recv from " + peer_ + ": " + std::strerror(errno));
       return false;
     }
-    if (on_bytes_) {
-      // A local reference keeps the callback alive while it closes its own stream.
-      auto call = on_bytes_;
-      call(buffer, static_cast<size_t>(n));
+    reading_ = true;
+    bool sound = true;
+    if (auto call = on_bytes_) {
+      (*call)(buffer, static_cast<size_t>(n));
     } else {
       in_.append(buffer, static_cast<size_t>(n));
-      if (!take_frames()) return false;
+      sound = take_frames();
     }
+    reading_ = false;
+    if (!sound || closed()) return false;
+    if (!writing_ && !out_.empty()) flush();
     if (closed()) return false;
     if (static_cast<size_t>(n) < sizeof buffer || paused_) return true;
   }
@@ -119,7 +124,7 @@ bool Stream::take_frames() {
     }
     auto call = on_frame_;  // a frame's handler may install the next one's
     try {
-      call(type, std::string_view(in_).substr(at + kFrameHeader, length));
+      if (call) (*call)(type, std::string_view(in_).substr(at + kFrameHeader, length));
     } catch (const BadFrame& error) {
       broken(peer_ + " sent a malformed frame: " + error.what());
       return false;
@@ -139,13 +144,20 @@ void Stream::send(std::string bytes) {
   }
   queued_ += bytes.size();
   out_.push_back(std::move(bytes));
-  if (!writing_ && !connecting_) flush();
+  if (!writing_ && !connecting_ && !reading_) flush();
 }
 
 void Stream::flush() {
   while (!out_.empty()) {
-    const std::string& front = out_.front();
-    ssize_t n = ::send(fd_, front.data() + sent_, front.size() - sent_, MSG_NOSIGNAL);
+    std::array<iovec, 16> parts;
+    msghdr message{};
+    message.msg_iov = parts.data();
+    for (auto& bytes : out_) {
+      if (message.msg_iovlen == parts.size()) break;
+      size_t from = message.msg_iovlen == 0 ? sent_ : 0;
+      parts[message.msg_iovlen++] = {bytes.data() + from, bytes.size() - from};
+    }
+    ssize_t n = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EAGAIN || errno == EINTR) return want_write(true);
       std::string why = "send to " + peer_ + ": " + std::strerror(errno);
@@ -163,9 +175,9 @@ void Stream::flush() {
     }
     sent_ += static_cast<size_t>(n);
     queued_ -= static_cast<size_t>(n);
-    if (sent_ == front.size()) {
+    while (!out_.empty() && sent_ >= out_.front().size()) {
+      sent_ -= out_.front().size();
       out_.pop_front();
-      sent_ = 0;
     }
   }
   want_write(false);
@@ -206,8 +218,7 @@ void Stream::close_when_sent(double seconds) {
   on_frame_ = nullptr;
   if (out_.empty() || dying_) return close();
   closing_ = true;
-  on_frame_ = [](uint16_t, std::string_view) {};
-  if (on_bytes_) on_bytes_ = [](const char*, size_t) {};
+  if (on_bytes_) on_bytes([](const char*, size_t) {});
   auto self = shared_from_this();  // keeps the stream until it has been sent
   loop_.after(seconds, [self] { self->close(); });
 }

@@ -41,8 +41,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   ~Stream();
 
   // Exactly one of the two; on_close is called once, from the loop, never from send() or close().
-  void on_bytes(OnBytes f) { on_bytes_ = std::move(f); }
-  void on_frames(OnFrame f) { on_frame_ = std::move(f); }
+  void on_bytes(OnBytes f) { on_bytes_ = shared(std::move(f)); }
+  void on_frames(OnFrame f) { on_frame_ = shared(std::move(f)); }
   void on_close(OnClose f) { on_close_ = std::move(f); }
   // The peer has ended; the descriptor is still open.
   void on_ending(std::function<void()> f) { on_ending_ = std::move(f); }
@@ -73,6 +73,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   size_t queued() const { return queued_; }
 
  private:
+  template <typename F>
+  static std::shared_ptr<F> shared(F f) {
+    return f ? std::make_shared<F>(std::move(f)) : nullptr;
+  }
   Stream(Loop& loop, int fd, std::string peer, bool connecting);
   void ready(uint32_t events);
   bool readable();
@@ -87,12 +91,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::string peer_;
   bool connecting_;
   bool writing_ = false;
+  bool reading_ = false;  // answers to what is being read go out together
   bool paused_ = false;
   bool closing_ = false;
   bool dying_ = false;
   uint32_t max_frame_ = kMaxFrame;
-  OnBytes on_bytes_;
-  OnFrame on_frame_;
+  // Shared: a callback may replace itself, or close its own stream.
+  std::shared_ptr<OnBytes> on_bytes_;
+  std::shared_ptr<OnFrame> on_frame_;
   OnClose on_close_;
   std::function<void()> on_connected_;
   std::function<void()> on_drained_;

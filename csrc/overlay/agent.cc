@@ -26,7 +26,7 @@ constexpr double kIdleStartSeconds = 30;  // a new agent to which nobody comes
 // For what is still in the sockets when the agent leaves.
 constexpr double kLastWordsSeconds = 0.02;
 // A world that forms at once is not held up by the watch over its processes.
-constexpr double kWatchSeconds = 0.2;
+constexpr double kWatchSeconds = 1.0;
 constexpr double kEofSeconds = 0.3;  // between a connection's end and its process's
 
 }  // namespace
@@ -172,7 +172,7 @@ void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view p
     watch_timer_ = loop_.after(kWatchSeconds, [this] { watch_processes(); });
   }
   if (log_.path().empty() && !conn->config->log_dir.empty()) {
-    std::string error = log_.open(conn->config->log_dir, name_.substr(name_.rfind('-') + 1));
+    std::string error = log_.open(conn->config->log_dir, name_);
     if (!error.empty()) {
       Writer w;
       w.str("log").str("the agent on host " + conn->config->host_name + " writes no log: " + error);
@@ -234,11 +234,6 @@ void Agent::watch_processes() {
   std::vector<std::shared_ptr<RankConn>> conns(conns_.begin(), conns_.end());
   for (const auto& conn : conns) {
     if (!conn->joined || conn->stream->closed()) continue;
-    if (conn->token.empty()) {
-      Writer w;
-      w.str(log_.path());
-      conn->stream->send_frame(kTaken, w.take());
-    }
     if (conn->pidfd < 0) watch_process(conn);
   }
 }

@@ -59,10 +59,13 @@ class Agent {
   // `hosts`: how many may connect at once.
   std::string listen_tcp(const Config& config, const std::vector<uint16_t>& ports, int hosts = 1);
   bool listening() const { return !tcp_.empty(); }
+  // What COMMKIT_IFNAME allows: the address to dial from, those to be reached at.  "" or what is
+  // wrong.
+  std::string choose_interfaces(const Config& config);
   std::vector<WaitingContact> take_waiting_contacts();
   void not_root();
   // The interface that has this address, "" if none.
-  std::string interface_of(const std::string& address) const;
+  std::string interface_of(const std::string& address);
   const std::string& store_host() const { return store_host_; }
   void session_over();
   // `told`: agents, and processes of this host, that have heard of it.

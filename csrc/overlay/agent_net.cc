@@ -20,7 +20,7 @@ constexpr int kMostOpening = 512;
 constexpr int kHostsAListener = 2048, kMostListeners = 16;
 // Strangers that keep silent do not hold up others for longer.
 constexpr double kYoungSeconds = 0.2;
-constexpr int kMostContacts = 64;  // at the root at one time; the others wait in the kernel
+constexpr int kMostYoung = 64;  // the others wait in the kernel
 
 struct Bound {
   int fd = -1;
@@ -70,9 +70,24 @@ Bound bind_tcp(uint16_t port, bool shared) {
 
 }  // namespace
 
+std::string Agent::choose_interfaces(const Config& config) {
+  if (config.ifname.empty()) return "";
+  interfaces_ = interfaces();
+  addresses_ = choose_addresses(interfaces_, config.ifname);
+  source_ = addresses_.empty() ? "" : addresses_.front();
+  if (!addresses_.empty()) return "";
+  std::set<std::string> names;
+  for (const auto& one : interfaces_) names.insert(one.name);
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return "COMMKIT_IFNAME=" + config.ifname + " matches no interface with an address; there are " +
+         text;
+}
+
 std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>& ports, int hosts) {
   std::vector<uint16_t> tries = ports;
-  std::string errors;
+  std::string errors = choose_interfaces(config);
+  if (!errors.empty()) return errors;
   if (tries.empty() || tries == std::vector<uint16_t>{0}) {
     // The listener of an earlier epoch, or of a rank 0 that came late, serves as well.
     if (listening()) return "";
@@ -118,16 +133,6 @@ std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>&
     }
     interfaces_ = interfaces();
     addresses_ = choose_addresses(interfaces_, config.ifname);
-    source_ = config.ifname.empty() || addresses_.empty() ? "" : addresses_.front();
-    if (addresses_.empty()) {
-      tcp_.clear();
-      std::set<std::string> names;
-      for (const auto& one : interfaces_) names.insert(one.name);
-      std::string text;
-      for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-      return "COMMKIT_IFNAME=" + config.ifname +
-             " matches no interface with an address; there are " + text;
-    }
     std::string list;
     for (const auto& address : addresses_) list += " " + address;
     log("listening on port " + std::to_string(port_) + ", addresses" + list);
@@ -191,7 +196,8 @@ void Agent::accept_tcp(int fd, std::string peer) {
 }
 
 void Agent::throttle() {
-  bool enough = young_ + (session_ ? session_->contacts() : 0) >= kMostContacts;
+  int most = session_ && session_->root() ? session_->most_contacts() : kMostYoung;
+  bool enough = young_ + (session_ ? session_->contacts() : 0) >= most;
   for (auto& listener : tcp_) listener->pause(enough);
 }
 
@@ -253,7 +259,8 @@ void Agent::not_root() {
   for (auto& waiting : take_waiting_contacts()) waiting.stream->close();
 }
 
-std::string Agent::interface_of(const std::string& address) const {
+std::string Agent::interface_of(const std::string& address) {
+  if (interfaces_.empty()) interfaces_ = interfaces();
   for (const auto& one : interfaces_) {
     if (one.address.ip() == address) return one.name;
   }

@@ -20,6 +20,7 @@
 #include "net/peer.h"
 #include "net/stream.h"
 #include "overlay/config.h"
+#include "overlay/log.h"
 #include "overlay/spawn.h"
 
 namespace commkit {
@@ -121,6 +122,7 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
     throw Failure("usage", error.what());
   }
   std::string name = parsed.agent_name();
+  if (!parsed.log_dir.empty()) log_ = Log::path(parsed.log_dir, name, "*");
   auto program = config.find("agent");
   Writer w;
   Fields common = config;
@@ -256,7 +258,8 @@ void Client::read_loop() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (broken_.empty()) {
     broken_kind_ = "agent";
-    broken_ = why + (info_.count("log") ? " (" + info_["log"] + ")" : "");
+    std::string log = info_.count("log") ? info_["log"] : log_;
+    broken_ = why + (log.empty() ? "" : " (" + log + ")");
     if (!closed_ && !left_) failures_.push_back(broken_);
   }
   changed_->notify_all();
@@ -298,9 +301,6 @@ void Client::frame_in(uint16_t type, std::string_view payload) {
       left_ = true;
       left_open_ = r.u8() != 0;
       break;
-    case kTaken:
-      if (!formed_) info_["log"] = r.str();
-      return;
     case kRootIs:
       root_ = r.str();
       root_known_ = true;

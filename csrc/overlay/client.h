@@ -92,6 +92,7 @@ class Client {
   bool left_ = false, left_open_ = false;
   std::string broken_kind_, broken_;  // why the connection or the world is unusable
   Fields info_;
+  std::string log_;  // a pattern, until the agent says which file
   std::string root_;
   bool root_known_ = false;
   uint64_t next_ = 0;

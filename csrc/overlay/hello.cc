@@ -158,7 +158,8 @@ bool Dialer::connect_to(const SocketAddress& to) {
     // Where the route to this peer leaves from is the best address to give it.
     sockaddr_storage local{};
     socklen_t size = sizeof local;
-    if (getsockname(self->stream_->fd(), reinterpret_cast<sockaddr*>(&local), &size) == 0) {
+    if (self->hello_.port != 0 &&
+        getsockname(self->stream_->fd(), reinterpret_cast<sockaddr*>(&local), &size) == 0) {
       std::string mine = SocketAddress(local, size).unmapped().ip();
       auto& list = self->hello_.addresses;
       list.erase(std::remove(list.begin(), list.end(), mine), list.end());

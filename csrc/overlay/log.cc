@@ -52,7 +52,12 @@ Log::~Log() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-std::string Log::open(const std::string& directory, const std::string& name) {
+std::string Log::path(const std::string& directory, const std::string& agent,
+                      const std::string& pid) {
+  return directory + "/agent-" + agent.substr(agent.rfind('-') + 1) + "-" + pid + ".log";
+}
+
+std::string Log::open(const std::string& directory, const std::string& agent) {
   if (file_ != nullptr) return "";
   if (mkdir(directory.c_str(), 0700) < 0 && errno != EEXIST) {
     return "mkdir " + directory + ": " + std::strerror(errno);
@@ -62,7 +67,7 @@ std::string Log::open(const std::string& directory, const std::string& name) {
     return directory + " is not a directory of this user; set COMMKIT_LOG_DIR";
   }
   remove_old(directory);
-  path_ = directory + "/agent-" + name + "-" + std::to_string(getpid()) + ".log";
+  path_ = path(directory, agent, std::to_string(getpid()));
   int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) {
     std::string why = "open " + path_ + ": " + std::strerror(errno);

@@ -9,8 +9,11 @@ namespace commkit {
 class Log {
  public:
   ~Log();
+  // Where the agent of that name and pid writes.
+  static std::string path(const std::string& directory, const std::string& agent,
+                          const std::string& pid);
   // Keeps what was written before in memory; an unusable directory is not fatal, the text tells.
-  std::string open(const std::string& directory, const std::string& name);
+  std::string open(const std::string& directory, const std::string& agent);
   void write(const std::string& text);
   const std::string& path() const { return path_; }
 

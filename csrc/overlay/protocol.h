@@ -41,7 +41,6 @@ enum Msg : uint16_t {
   kLeft = 38,       // flag: every member had confirmed
   kRootIs = 39,     // endpoint
   kInspected = 40,  // info
-  kTaken = 41,      // the agent's log file, where the world does not form at once
 
   // agent -> agent, opening
   kHello = 64,        // Hello
@@ -52,6 +51,7 @@ enum Msg : uint16_t {
   kWelcome = 69,      // Welcome
   kUnreachable = 70,  // text: contact -> root: the parent given could not be reached
   kAccepted = 71,     // -: parent -> child; child -> root: the parent is reached
+  kListens = 72,      // addresses, port: a contact that is to have children -> root
 
   // up the tree
   kUp = 80,         // list of HostReport
@@ -64,7 +64,7 @@ enum Msg : uint16_t {
   kTableAsk = 87,
 
   // down the tree
-  kGo = 96,           // epoch, i32 hosts
+  kGo = 96,           // epoch, i32 hosts, i32 interior agents
   kFailDown = 97,     // kind, text
   kProgress = 98,     // text
   kLossDown = 99,     // Loss

@@ -95,7 +95,10 @@ class Session {
   // Agent connections whose hello has been verified.
   bool takes_contacts() const { return root() && state_ == State::kJoining; }
   void add_contact(StreamPtr stream, Hello hello);
+  // Contacts under way to their places, and how many the root takes on at one time: enough that
+  // their round trips overlap, and few beside the connections that stay.
   int contacts() const { return root_ ? root_->contacts : 0; }
+  int most_contacts() const;
   void add_child(StreamPtr stream, const Hello& hello);
   void add_mesh(StreamPtr stream, const Hello& hello);
   bool is_session(uint64_t nonce) const { return nonce_ != 0 && nonce == nonce_; }
@@ -116,7 +119,10 @@ class Session {
       Hello hello;
       StreamPtr contact;  // until it has reached its parent
       int parent = 0;
+      int children = 0;
       int joined = 0;
+      bool listens = false;      // is to have children
+      std::vector<int> awaited;  // children that wait for its address
       bool reached = false;
       Loop::TimerId lost_timer = 0;
     };
@@ -124,6 +130,8 @@ class Session {
     std::unordered_map<std::string, int> index_of;  // machine, host and pid of an agent
     std::vector<int> host_of;                       // rank -> index, -1
     std::vector<int> pid_of;                        // rank -> pid
+    std::deque<int> parents;                        // listening, with room for children
+    int leading = 1;                                // hosts that listen whoever comes after them
     int joined = 0;
     int contacts = 0;  // placed, and not yet with their parents
     bool published = false;
@@ -184,20 +192,24 @@ class Session {
   void contact_held(StreamPtr stream);
   void contact_frame(uint16_t type, std::string_view payload);
   void welcome(std::string_view payload);
+  bool say_where();
   void joined_parent(StreamPtr stream, int parent_index, const std::string& host);
   void root_contact_frame(int index, uint16_t type, std::string_view payload);
   void place(int index, bool under_root);
+  int choose_parent(int index);
+  void listens(int index, Reader& r);
+  void send_place(int index);
   void link_frames(const LinkPtr& link);
   void link_frame(const LinkPtr& link, uint16_t type, std::string_view payload);
   void report(std::vector<HostReport> reports);
   void flush_reports();
   void count_in(const std::vector<HostReport>& reports);
   void form();
-  void go(uint64_t epoch, int hosts);
+  void go(uint64_t epoch, int hosts, int interior);
   std::string table_text();
   void reached(RootState::Host& host);
   Dialer::Terms terms() const;
-  void deliver_formed(const RankPtr& conn);
+  void deliver_formed();
   void deadline_passed();
   void fail_join(const std::string& kind, const std::string& text);
   void fail(const std::string& kind, const std::string& text);
@@ -237,7 +249,7 @@ class Session {
   LinkPtr toward(int index);
   LinkPtr mesh(int index);
   int alive(int index) const;
-  bool interior(int index) const;
+  bool listening(int index) const;
   LinkPtr tree_hop(int index);
   int parent_of(int index) const;
   int host_of(int rank) const;
@@ -259,7 +271,6 @@ class Session {
   void give_back_waits();
   void cancel_calls_of(const LinkPtr& link);
   void key_moved(std::string_view payload);
-  int interior_count() const;
   void fail_calls(const std::string& why);
   void rank_key(const RankPtr& conn, std::string_view payload);
 
@@ -316,7 +327,8 @@ class Session {
   uint64_t epoch_ = 0;
   int hosts_ = 0;
   int degree_ = 0;
-  std::string token_;
+  int interior_ = 1;       // agents, the first to come, that listen and own keys by hash
+  bool listens_ = false;   // may have children and be asked directly
   std::string interface_;  // of the address that this host uses; several hosts only
   // Interior agents only, once they have asked for it.
   std::vector<TableEntry> table_;

@@ -138,10 +138,8 @@ void Session::add_rank(const RankPtr& conn) {
 // ---------------------------------------------------------------- towards the root
 
 void Session::start_contact() {
-  if (!agent_.listening()) {
-    std::string error = agent_.listen_tcp(config_, {});
-    if (!error.empty()) return fail("join", "host " + config_.host_name + ": " + error);
-  }
+  std::string error = agent_.choose_interfaces(config_);
+  if (!error.empty()) return fail("join", "host " + config_.host_name + ": " + error);
   arm_progress(5.0);
   Contact::Outcome outcome;
   outcome.held = [this](StreamPtr stream) { contact_held(std::move(stream)); };
@@ -200,6 +198,7 @@ void Session::welcome(std::string_view payload) {
   bool stay = r.u8() != 0;
   std::vector<std::string> addresses = r.strs();
   uint16_t port = r.u16();
+  listens_ = r.u8() != 0;
   log("agent " + std::to_string(index_) + ", parent " + std::to_string(parent) + " on host " +
       host);
   for (auto& early : std::exchange(early_, {})) {
@@ -209,6 +208,7 @@ void Session::welcome(std::string_view payload) {
       early.stream->close();
     }
   }
+  if (listens_ && !say_where()) return;
   if (stay) return joined_parent(root_stream_, parent, host);
   std::vector<SocketAddress> to;
   for (const auto& address : addresses) {
@@ -228,6 +228,24 @@ void Session::welcome(std::string_view payload) {
     root_stream_->send_frame(kUnreachable, w.take());
   };
   parent_dialer_ = Dialer::dial(loop_, std::move(to), hello(kChild), terms(), outcome);
+}
+
+// Only who is to have children listens.  False: it cannot.
+bool Session::say_where() {
+  std::string error = agent_.listen_tcp(config_, {});
+  if (!error.empty()) {
+    fail_join("join", "host " + config_.host_name + " cannot listen: " + error);
+    return false;
+  }
+  // Where the route to the root leaves from is the best address to give to others.
+  std::vector<std::string> addresses = agent_.addresses();
+  std::string mine = SocketAddress::local_of(root_stream_->fd()).unmapped().ip();
+  addresses.erase(std::remove(addresses.begin(), addresses.end(), mine), addresses.end());
+  addresses.insert(addresses.begin(), mine);
+  Writer w;
+  w.strs(addresses).u16(agent_.port());
+  root_stream_->send_frame(kListens, w.take());
+  return true;
 }
 
 void Session::joined_parent(StreamPtr stream, int parent_index, const std::string& host) {
@@ -327,16 +345,17 @@ void Session::flush_reports() {
   parent_->stream->send_frame(kUp, w.take());
 }
 
-void Session::go(uint64_t epoch, int hosts) {
+void Session::go(uint64_t epoch, int hosts, int interior) {
   state_ = State::kFormed;
   epoch_ = epoch;
   hosts_ = hosts;
+  interior_ = interior;
   for (auto id : {deadline_timer_, progress_timer_, report_timer_}) loop_.cancel(id);
   if (hosts_ > 1) interface_ = agent_.interface_of(own_address());
   Writer w;
-  w.u64(epoch_).i32(hosts_);
+  w.u64(epoch_).i32(hosts_).i32(interior_);
   to_children(kGo, w.take());
-  for (auto& [rank, conn] : ranks_) deliver_formed(conn);
+  deliver_formed();
   for (auto& extra : std::exchange(extras_, {})) {
     Writer w;
     w.str("join").str("rank " + std::to_string(extra->rank) + " is already in the world");
@@ -344,44 +363,47 @@ void Session::go(uint64_t epoch, int hosts) {
   }
 }
 
-void Session::deliver_formed(const RankPtr& conn) {
+void Session::deliver_formed() {
   // The launcher's local ranks are kept only if they make sense together; some are wrong, some are
   // missing.
   std::set<int> given;
   int size = static_cast<int>(ranks_.size());
   bool sound = true;
-  for (const auto& [rank, other] : ranks_) {
-    given.insert(other->local_rank);
-    sound = sound && (other->config->local_size < 0 || other->config->local_size == size);
+  for (const auto& [rank, conn] : ranks_) {
+    given.insert(conn->local_rank);
+    sound = sound && (conn->config->local_size < 0 || conn->config->local_size == size);
   }
   sound = sound && static_cast<int>(given.size()) == size && *given.begin() == 0 &&
           *given.rbegin() == size - 1;
-  int position = static_cast<int>(std::distance(ranks_.begin(), ranks_.find(conn->rank)));
-  int local_rank = sound ? conn->local_rank : position;
-  if (token_.empty()) token_ = hex_text(random_bytes(8));
-  conn->token = token_ + "." + std::to_string(conn->rank);
-  Fields info{{"epoch", std::to_string(epoch_)},
-              {"local_rank", std::to_string(local_rank)},
-              {"local_size", std::to_string(size)},
-              {"hosts", std::to_string(hosts_)},
-              {"host_index", std::to_string(index_)},
-              {"store_host", agent_.store_host()},
-              {"store_port", std::to_string(agent_.store_port())},
-              {"interface", interface_},
-              {"store_token", conn->token},
-              {"agent_pid", std::to_string(getpid())},
-              {"log", agent_.log_path()}};
-  bool told = conn->local_rank >= 0 || conn->config->local_size >= 0;
-  if (!sound && told &&
-      (conn->local_rank != local_rank ||
-       (conn->config->local_size >= 0 && conn->config->local_size != size))) {
-    info["local_rank_was"] =
-        std::to_string(conn->local_rank) + " of " + std::to_string(conn->config->local_size);
+  std::string token = hex_text(random_bytes(8));
+  Fields common{
+      {"epoch", std::to_string(epoch_)},   {"local_size", std::to_string(size)},
+      {"hosts", std::to_string(hosts_)},   {"host_index", std::to_string(index_)},
+      {"store_host", agent_.store_host()}, {"store_port", std::to_string(agent_.store_port())},
+      {"interface", interface_},           {"agent_pid", std::to_string(getpid())},
+      {"log", agent_.log_path()}};
+  Writer encoded;
+  for (const auto& [key, value] : common) encoded.str(key).str(value);
+  std::string shared = encoded.take();
+  int position = 0;
+  for (auto& [rank, conn] : ranks_) {
+    int local_rank = sound ? conn->local_rank : position;
+    ++position;
+    conn->token = token + "." + std::to_string(rank);
+    Fields own{{"local_rank", std::to_string(local_rank)}, {"store_token", conn->token}};
+    bool told = conn->local_rank >= 0 || conn->config->local_size >= 0;
+    if (!sound && told &&
+        (conn->local_rank != local_rank ||
+         (conn->config->local_size >= 0 && conn->config->local_size != size))) {
+      own["local_rank_was"] =
+          std::to_string(conn->local_rank) + " of " + std::to_string(conn->config->local_size);
+    }
+    by_token_[conn->token] = make_rank_keys(conn);
+    Writer w;
+    w.u32(static_cast<uint32_t>(common.size() + own.size()));
+    for (const auto& [key, value] : own) w.str(key).str(value);
+    conn->stream->send_frame(kFormed, w.take() + shared);
   }
-  by_token_[conn->token] = make_rank_keys(conn);
-  Writer w;
-  put(w, info);
-  conn->stream->send_frame(kFormed, w.take());
 }
 
 // ---------------------------------------------------------------- deadlines, progress, failure

@@ -81,11 +81,12 @@ KeyValue* Session::keys_of(std::string_view token) {
   return it == by_token_.end() ? nullptr : it->second.get();
 }
 
-int Session::interior_count() const {
-  return hosts_ <= 1 ? 1 : (hosts_ - 2) / std::max(1, degree_) + 1;
+bool Session::listening(int index) const {
+  auto at = static_cast<size_t>(index);
+  if (index <= 0) return true;
+  if (root_) return at < root_->hosts.size() && root_->hosts[at].listens;
+  return at < table_.size() && table_[at].port != 0;
 }
-
-bool Session::interior(int index) const { return index < interior_count(); }
 
 // Places follow from the order of arrival, but for agents that could not reach their parent: those
 // hang under the root, which knows; so does whoever has its table.  No such agent is inside
@@ -110,7 +111,7 @@ int Session::alive(int index) const {
 LinkPtr Session::route(const std::string& key) {
   int rank = owner_rank(key);
   if (rank < 0 || rank >= config_.world_size) {
-    return toward(static_cast<int>(fnv1a(key) % static_cast<uint64_t>(interior_count())));
+    return toward(static_cast<int>(fnv1a(key) % static_cast<uint64_t>(interior_)));
   }
   LinkPtr own = leaving_ ? parent_ : nullptr;
   if (ranks_.count(rank) != 0) return own;
@@ -133,7 +134,9 @@ LinkPtr Session::toward(int index) {
     ask_for_table();
     return tree_hop(to);
   }
-  int hop = alive(interior(to) ? to : parent_of(to));
+  int hop = to;
+  while (!listening(hop)) hop = parent_of(hop);
+  hop = alive(hop);
   if (hop == index_) return own;
   if (parent_ && parent_->index == hop) return parent_;
   if (auto it = children_.find(hop); it != children_.end()) {
@@ -155,7 +158,7 @@ LinkPtr Session::tree_hop(int index) {
 }
 
 void Session::ask_for_table() {
-  if (root_ || table_wanted_ || !interior(index_) || leaving_) return;
+  if (root_ || table_wanted_ || !listens_ || leaving_) return;
   table_wanted_ = true;
   parent_->stream->send_frame(kTableAsk, "");
 }
@@ -174,6 +177,8 @@ void Session::table_came(std::string_view payload) {
   std::vector<int> hosts(static_cast<size_t>(config_.world_size), -1);
   for (uint32_t i = 0; i < count; ++i) {
     table[i].parent = r.i32();
+    if (table[i].parent >= static_cast<int>(i))
+      throw BadFrame("a parent that came after its child");
     RankSet ranks = RankSet::decode(r);
     table[i].addresses = r.strs();
     table[i].port = r.u16();

@@ -65,10 +65,14 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
       return child_leaving(link, payload);
     case kGo: {
       uint64_t epoch = r.u64();
-      int hosts = r.i32();
-      if (state_ == State::kJoining) go(epoch, hosts);
+      int hosts = r.i32(), interior = r.i32();
+      if (hosts < 1 || interior < 1) throw BadFrame("a world without hosts");
+      if (state_ == State::kJoining) go(epoch, hosts, interior);
       return;
     }
+    case kListens:
+      if (root_) listens(link->index, r);
+      return;
     case kTableAsk:
       return table_asked(link);
     case kTable:

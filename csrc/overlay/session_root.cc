@@ -21,6 +21,7 @@ constexpr double kBindSeconds = 2.0;
 constexpr int kPublishTries = 10;
 constexpr double kComeAgainSeconds = 1.5;
 constexpr int kSmallestDegree = 8, kLargestDegree = 32;
+constexpr int kFewContacts = 32;
 
 std::string count_text(int n) {
   std::string s = std::to_string(n);
@@ -55,7 +56,10 @@ void Session::become_root() {
   root_->hosts.emplace_back();
   root_->hosts[0].hello = hello(kContact);
   root_->hosts[0].parent = -1;
-  root_->hosts[0].reached = true;
+  root_->hosts[0].reached = root_->hosts[0].listens = true;
+  root_->parents.push_back(0);
+  root_->leading = hosts <= 1 ? 1 : (hosts - 2) / degree_ + 1;
+  listens_ = true;
   log("root of a world of " + std::to_string(config_.world_size) + " ranks, degree " +
       std::to_string(degree_));
   arm_progress(std::min(5.0, config_.world_size > 1 ? (first_deadline_ - now()) / 4 : 5.0));
@@ -181,6 +185,7 @@ void Session::add_contact(StreamPtr stream, Hello h) {
   auto& host = root_->hosts[static_cast<size_t>(index)];
   loop_.cancel(host.lost_timer);
   host.hello = std::move(h);
+  if (fresh) host.parent = choose_parent(index);
   host.contact = stream;
   host.reached = false;
   ++root_->contacts;
@@ -216,6 +221,10 @@ void Session::root_contact_frame(int index, uint16_t type, std::string_view payl
   Reader r(payload);
   if (type == kAccepted) {
     reached(host);
+    host.contact->close();  // at once: its end of it may be long in coming
+    host.contact.reset();
+  } else if (type == kListens) {
+    listens(index, r);
   } else if (type == kUnreachable) {
     std::string why = r.str();
     log("host " + host.hello.host + " cannot reach its parent on host " +
@@ -227,9 +236,48 @@ void Session::root_contact_frame(int index, uint16_t type, std::string_view payl
   }
 }
 
+int Session::most_contacts() const {
+  return kFewContacts + static_cast<int>(3 * std::sqrt(expected_hosts()));
+}
+
+// In order of arrival, under the first agent that listens and has room.  Only agents that will have
+// children listen: the first to come, as many as the expected hosts need, and where there are more
+// hosts than that, each of the rest, so that room never runs out.
+int Session::choose_parent(int index) {
+  auto& host = root_->hosts[static_cast<size_t>(index)];
+  auto& room = root_->parents;
+  int parent = room.empty() ? 0 : room.front();
+  if (++root_->hosts[static_cast<size_t>(parent)].children >= degree_ && !room.empty())
+    room.pop_front();
+  bool parenthood = index < root_->leading || index >= expected_hosts();
+  if (parenthood) room.push_back(index);
+  host.listens = parenthood || host.hello.port != 0;  // or did so in an earlier epoch
+  return parent;
+}
+
 void Session::place(int index, bool under_root) {
   auto& host = root_->hosts[static_cast<size_t>(index)];
-  int parent = under_root ? 0 : (index - 1) / degree_;
+  if (under_root) host.parent = 0;
+  auto& parent = root_->hosts[static_cast<size_t>(host.parent)];
+  // The parent has been told to listen, and will say where.
+  if (host.parent != 0 && parent.hello.port == 0) return parent.awaited.push_back(index);
+  send_place(index);
+}
+
+void Session::listens(int index, Reader& r) {
+  auto& host = root_->hosts[static_cast<size_t>(index)];
+  host.hello.addresses = r.strs();
+  host.hello.port = r.u16();
+  if (!host.listens || host.hello.port == 0) throw BadFrame("an address that was not asked for");
+  for (int child : std::exchange(host.awaited, {})) {
+    const auto& waiting = root_->hosts[static_cast<size_t>(child)];
+    if (waiting.contact && waiting.parent == index) send_place(child);
+  }
+}
+
+void Session::send_place(int index) {
+  auto& host = root_->hosts[static_cast<size_t>(index)];
+  int parent = host.parent;
   const Hello& up = root_->hosts[static_cast<size_t>(parent)].hello;
   std::vector<std::string> usable;
   for (const auto& address : up.addresses) {
@@ -247,7 +295,7 @@ void Session::place(int index, bool under_root) {
   Writer w;
   w.u64(nonce_).i32(index).i32(degree_).i32(parent).str(
       root_->hosts[static_cast<size_t>(parent)].hello.host);
-  w.u8(parent == 0 ? 1 : 0).strs(usable).u16(up.port);
+  w.u8(parent == 0 ? 1 : 0).strs(usable).u16(up.port).u8(host.listens ? 1 : 0);
   host.contact->send_frame(kWelcome, w.take());
   if (parent != 0) return;
   auto link = std::make_shared<Link>();
@@ -335,7 +383,7 @@ void Session::form() {
   log("the world has formed: " + std::to_string(config_.world_size) + " ranks on " +
       std::to_string(hosts) + " hosts, epoch " + std::to_string(epoch) + ", after " +
       std::to_string(now() - started_) + " s");
-  go(epoch, hosts);
+  go(epoch, hosts, std::min(hosts, root_->leading));
 }
 
 // What interior agents need to find any rank's host: made when the first of them asks.
@@ -350,7 +398,7 @@ std::string Session::table_text() {
     const auto& host = root_->hosts[i];
     w.i32(i == 0 ? -1 : host.parent);
     ranks[i].encode(w);
-    bool reachable = interior(static_cast<int>(i));
+    bool reachable = host.listens;
     w.strs(reachable ? host.hello.addresses : std::vector<std::string>{});
     w.u16(reachable ? host.hello.port : 0);
   }

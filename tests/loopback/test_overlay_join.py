@@ -139,12 +139,24 @@ def test_commkit_port_range_holds_every_other_agent(jobs):
 def test_a_full_port_range_is_named_with_its_owner(jobs):
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
+        env = {"COMMKIT_PORT_RANGE": f"{port}-{port}", "COMMKIT_TREE_DEGREE": "1"}
+        with jobs([1, 1, 1], env=env) as job:
+            for rank in range(3):
+                job.start(rank, tries, 20)
+            values = job.values()
+    for kind, text, seconds, _ in values:
+        assert kind == "JoinError" and seconds < 15
+        assert str(port) in one_line(text) and f"pid {os.getpid()}" in text
+        assert "COMMKIT_PORT_RANGE" in text
+
+
+def test_a_host_without_children_needs_no_port(jobs):
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
         with jobs([1, 1], env={"COMMKIT_PORT_RANGE": f"{port}-{port}"}) as job:
-            job.start(1, tries, 20)
-            kind, text, seconds, _ = job.values()[0]
-    assert kind == "JoinError" and seconds < 15
-    assert str(port) in one_line(text) and f"pid {os.getpid()}" in text
-    assert "COMMKIT_PORT_RANGE" in text
+            for rank in range(2):
+                job.start(rank, tries, 20)
+            assert [kind for kind, *_ in job.values()] == ["joined", "joined"]
 
 
 def test_a_taken_root_port_is_named_with_its_owner(jobs):
