@@ -31,6 +31,17 @@ LAUNCHER_VARIABLES = (
 ).split()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("commkit")
+    group.addoption(
+        "--sweep-worlds", type=int, default=12, help="worlds of the sweep over deaths in a join"
+    )
+    group.addoption("--sweep-seed", type=int, default=0, help="0: a new one, which is printed")
+    group.addoption(
+        "--slow", action="store_true", help="also what takes long and rarely finds anything"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.startswith(LAUNCHER_PREFIXES) or name in LAUNCHER_VARIABLES:
@@ -124,6 +135,15 @@ def find_mpiexec() -> str:
     """The mpiexec of this Python's environment, else the one on PATH, else ''."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Not skipped but left out: CI does not run them.
+    if config.getoption("--slow"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

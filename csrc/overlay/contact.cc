@@ -123,6 +123,11 @@ std::string Contact::status() const {
     }
   }
   std::string text = "the root at " + where + " has not answered";
+  if (double asked = now() - asked_name_at_; asked_name_at_ > 0 && asked > 1) {
+    text += ": the look-up of " + config_.root_host + " has taken " +
+            std::to_string(static_cast<int>(asked)) +
+            " s so far (does a nameserver of /etc/resolv.conf answer?)";
+  }
   if (!last_error_.empty())
     text += " (" + std::to_string(tries_) + " tries; last: " + last_error_ + ")";
   return text;
@@ -131,6 +136,7 @@ std::string Contact::status() const {
 void Contact::again(const std::string& why) {
   last_error_ = why;
   ++tries_;
+  loop_.cancel(timer_);
   if (store_) store_->close();
   store_.reset();
   std::weak_ptr<Contact> weak = weak_from_this();
@@ -153,13 +159,17 @@ void Contact::attempt() {
 
 void Contact::look_up_name() {
   std::weak_ptr<Contact> weak = weak_from_this();
+  asked_name_at_ = now();
   resolve(loop_, config_.root_host,
           [weak](std::vector<SocketAddress> found, const std::string& error) {
             auto self = weak.lock();
             if (!self || self->stopped_) return;
+            self->asked_name_at_ = 0;
             if (!error.empty()) {
               double patience = self->config_.dns_patience;
-              if (patience > 0 && now() - self->started_ > patience) {
+              // A nameserver that is down takes longer than that to be given up once.
+              bool repeated = self->tries_ > 0;
+              if (repeated && patience > 0 && now() - self->started_ > patience) {
                 return self->outcome_.hopeless(
                     error + " (tried for " + std::to_string(static_cast<int>(patience)) +
                     " s); give MASTER_ADDR as a name that every host resolves, or as an address");
@@ -176,26 +186,48 @@ void Contact::look_up_name() {
             bool store = self->config_.root_kind == RootKind::kElastic && self->store_turn_;
             self->store_turn_ = true;
             if (!store) return self->dial(std::move(to));
-            self->store_in_.clear();
-            self->asked_value_ = false;
-            self->store_ = connect_stream(self->loop_, to.front());
-            if (!self->store_)
-              return self->again("cannot connect to torchrun's store at " + to.front().text());
-            self->ask_store();
+            // A name may have addresses that nobody answers at: each in its turn.
+            self->ask_store(to[self->store_tries_++ % to.size()], to.size() > 1);
           });
 }
 
-void Contact::ask_store() {
+void Contact::ask_store(const SocketAddress& at, bool others) {
+  store_in_.clear();
+  alive_ = asked_value_ = false;
+  store_ = connect_stream(loop_, at);
+  if (!store_) return again("cannot connect to torchrun's store at " + at.text());
   std::weak_ptr<Contact> weak = weak_from_this();
   std::string key = root_store_key(config_);
-  Writer wait;
+  // The key may be long in coming; the PING before it is answered at once by whoever is a store.
+  Writer ping, wait;
+  ping.u8(kStorePing).u32(1);
   wait.u8(kStoreWait).u64(1);
-  store_->send(store_hello() + wait.take() + store_string(key));
+  store_->send(store_hello() + ping.take() + wait.take() + store_string(key));
+  auto arm = [this, weak, at](double seconds) {
+    loop_.cancel(timer_);
+    timer_ = loop_.after(seconds, [weak, at] {
+      auto self = weak.lock();
+      if (self && !self->stopped_) self->again("no answer from torchrun's store at " + at.text());
+    });
+  };
+  arm(kDialSeconds);
+  store_->on_connected([weak, arm, others] {
+    // Alone it may be busy with thousands of others.
+    if (auto self = weak.lock(); self && !self->stopped_)
+      arm(others ? std::min(30.0, kDialSeconds * (1 << std::min(self->tries_, 4))) : 30.0);
+  });
   store_->on_bytes([weak, key](const char* data, size_t size) {
     auto self = weak.lock();
     if (!self || self->stopped_) return;
     std::string& in = self->store_in_;
     in.append(data, size);
+    if (!self->alive_) {
+      if (in.size() < 4) return;
+      self->alive_ = true;
+      self->loop_.cancel(self->timer_);
+      in.erase(0, 4);
+      if (in.empty()) return;
+    }
     if (!self->asked_value_) {
       if (in[0] != 0) return self->again("torchrun's store refused to wait for the root's key");
       in.erase(0, 1);
@@ -260,7 +292,9 @@ void Contact::dial(std::vector<SocketAddress> to) {
   };
   // Somebody else may hold the first of several ports, and say nothing: the next is tried soon, but
   // a root that is only busy must get longer in the end.
-  if (to.size() > 1) terms_.answer_seconds = std::min(30.0, 0.5 * (1 << std::min(tries_, 6)));
+  bool ports = std::any_of(to.begin(), to.end(),
+                           [&](const auto& one) { return one.port() != to.front().port(); });
+  if (ports) terms_.answer_seconds = std::min(30.0, 0.5 * (1 << std::min(tries_, 6)));
   dialer_ = Dialer::dial(loop_, std::move(to), hello_, terms_, std::move(outcome));
 }
 

@@ -38,7 +38,7 @@ class Contact : public std::enable_shared_from_this<Contact> {
   void again(const std::string& why);
   void look_up_name();
   void read_file();
-  void ask_store();
+  void ask_store(const SocketAddress& at, bool others);
   void dial(std::vector<SocketAddress> to);
 
   Loop& loop_;
@@ -48,12 +48,15 @@ class Contact : public std::enable_shared_from_this<Contact> {
   Outcome outcome_;
   double started_ = 0;
   double backoff_ = 0.02;
+  double asked_name_at_ = 0;  // 0: no look-up is under way
   int tries_ = 0;
+  size_t store_tries_ = 0;
   std::string last_error_;
   std::shared_ptr<Dialer> dialer_;
   StreamPtr store_;
   std::string store_in_;
   bool store_turn_ = true;  // elastic: torchrun's store and our own protocol, in turns
+  bool alive_ = false;      // the store has answered our PING
   bool asked_value_ = false;
   Loop::TimerId timer_ = 0;
   bool stopped_ = false;

@@ -148,9 +148,12 @@ void Session::publish_root(int tries) {
   };
   std::weak_ptr<bool> alive = alive_;
   resolve(loop_, config_.root_host,
-          [this, alive, done, text](std::vector<SocketAddress> found, const std::string& error) {
+          [this, alive, done, text, tries](auto found, const std::string& error) {
             if (alive.expired()) return;
             if (!error.empty()) return done(error);
+            // Another of its addresses each time: nobody may answer at the first.
+            std::rotate(found.begin(), found.begin() + tries % static_cast<int>(found.size()),
+                        found.end());
             for (auto& address : found)
               address.set_port(config_.root_ports.empty() ? 0 : config_.root_ports[0]);
             publish_in_store(loop_, found, root_store_key(config_), text,

@@ -58,7 +58,8 @@ class Host:
         etc.mkdir(parents=True)
         self.hosts = etc / "hosts"
         self.set_hosts()
-        (etc / "resolv.conf").write_text(f"nameserver {fabric.nameserver or NO_NAMESERVER}\n")
+        self.resolv = etc / "resolv.conf"
+        self.resolv.write_text(f"nameserver {fabric.nameserver or NO_NAMESERVER}\n")
         _sysctl(
             self.namespace,
             # Addresses are usable at once, not after a second of looking for duplicates.
@@ -75,6 +76,9 @@ class Host:
 
     def ip(self, *lines):
         _batch(self.namespace, *lines)
+
+    def tc(self, line):
+        subprocess.run(["tc", "-n", self.namespace, *line.split()], check=True)
 
     def sysctl(self, **values):
         _sysctl(self.namespace, **values)
@@ -120,6 +124,9 @@ class Fabric:
         _sweep()
         self.namespace = self.add_namespace("fabric")
         _batch(self.namespace, "link set lo up")
+
+    def ip(self, *lines):
+        _batch(self.namespace, *lines)
 
     def add_namespace(self, name):
         namespace = self.prefix + name

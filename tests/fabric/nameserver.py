@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import socket
 import threading
 import time
 
-_CLONE_NEWNET = 0x40000000
-_A, _FLAGS_FOUND, _FLAGS_NO_SUCH_NAME = 1, b"\x81\x80", b"\x81\x83"
+from wire import inside
+
+_A, _AAAA = 1, 28
+_FOUND, _NO_SUCH_NAME, _FAILED = b"\x81\x80", b"\x81\x83", b"\x81\x82"
+#: Instead of addresses: the server says that it cannot tell, or says nothing.
+SERVFAIL, SILENCE = "SERVFAIL", "SILENCE"
 
 
-def _socket_inside(namespace, address):
-    """A UDP socket on port 53; a socket stays in the namespace where it was made."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    target = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    try:
-        assert libc.setns(target, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+def _socket_on(address):
+    def make():
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         made.bind((address, 53))
-    finally:
-        assert libc.setns(own, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        os.close(own)
-        os.close(target)
-    return made
+        return made
+
+    return make
+
+
+def _records(kind, addresses):
+    family = socket.AF_INET if kind == _A else socket.AF_INET6
+    found = []
+    for address in addresses:
+        if (":" in address) == (kind == _AAAA) and kind in (_A, _AAAA):
+            data = socket.inet_pton(family, address)
+            # The name is the question's; the class is IN; 0 s to live.
+            head = bytes.fromhex("c00c") + kind.to_bytes(2, "big") + bytes.fromhex("0001 00000000")
+            found.append(head + len(data).to_bytes(2, "big") + data)
+    return found
 
 
 class Nameserver:
-    """Make it before the hosts: their resolv.conf names it.  `names`: name -> IPv4."""
+    """Make it before the hosts: their resolv.conf names it.
+
+    `names`: name -> an address, a tuple of addresses, SERVFAIL or SILENCE; others do not exist.
+    """
 
     def __init__(self, fabric, address):
         fabric.network("net", f"{address}/24")
         fabric.nameserver = address
         self.names = {}
         self.asked = []
-        self._socket = _socket_inside(fabric.namespace, address)
+        self._socket = inside(fabric.namespace, _socket_on(address))
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def _serve(self):
@@ -50,15 +60,17 @@ class Nameserver:
                 at += 1 + packet[at]
             question = packet[12 : at + 5]
             name = ".".join(labels)
+            known = self.names.get(name)
             self.asked.append(name)
-            address = self.names.get(name)
-            flags = _FLAGS_FOUND if address else _FLAGS_NO_SUCH_NAME
-            record = b""
-            if address and int.from_bytes(question[-4:-2], "big") == _A:
-                # The name is the question's; class IN, 0 s to live, four bytes.
-                record = bytes.fromhex("c00c 0001 0001 00000000 0004") + socket.inet_aton(address)
-            counts = bytes([0, 1, 0, bool(record), 0, 0, 0, 0])
-            self._socket.sendto(packet[:2] + flags + counts + question + record, peer)
+            if known == SILENCE:
+                continue
+            records, flags = [], _FAILED if known == SERVFAIL else _NO_SUCH_NAME
+            if known and known != SERVFAIL:
+                addresses = (known,) if isinstance(known, str) else known
+                records = _records(int.from_bytes(question[-4:-2], "big"), addresses)
+                flags = _FOUND
+            counts = bytes([0, 1, 0, len(records), 0, 0, 0, 0])
+            self._socket.sendto(packet[:2] + flags + counts + question + b"".join(records), peer)
 
     def wait_for(self, name, times):
         deadline = time.monotonic() + 20

@@ -113,6 +113,12 @@ class Ranks:
                 pass
         return [self._seen[rank] for rank in sorted(self.processes)]
 
+    def outcome(self, rank):
+        """What this rank reported last."""
+        while self._read(rank) is not None:
+            pass
+        return self._seen[rank]
+
     def values(self):
         """The values of all ranks; an error of any fails."""
         outcomes = self.outcomes()
