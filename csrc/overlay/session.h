@@ -40,6 +40,8 @@ struct Link {
   std::string host;
   RankSet ranks;        // child: its whole subtree
   bool left = false;    // child: its subtree has left and its keys are here
+  bool failed = false;  // child: has said that its join failed, and why
+  std::string failed_text;
   bool acked = false;   // mesh and parent: has confirmed that we leave
   bool broken = false;  // mesh: could not be reached, the tree is used instead
   bool open = false;
@@ -320,7 +322,7 @@ class Session {
   std::vector<HostReport> reports_;  // not yet sent up
   std::set<int> reported_;           // local ranks already reported
   Loop::TimerId report_timer_ = 0, deadline_timer_ = 0, progress_timer_ = 0, beat_timer_ = 0,
-                end_timer_ = 0;
+                end_timer_ = 0, root_back_timer_ = 0;
   double first_deadline_ = 0, report_at_ = 0;
   bool deadline_said_ = false;
 

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "net/crypto.h"
 #include "overlay/agent.h"
@@ -17,6 +18,8 @@ constexpr double kBatchSeconds = 0.001;
 constexpr double kPartialSeconds = 0.2;
 constexpr double kRootAnswerSeconds = 2.0;
 constexpr double kFarewellSeconds = 3.0;
+// A root that has given us a place and is gone does not come again after this long.
+constexpr double kRootBackSeconds = 1.5;
 
 }  // namespace
 
@@ -24,8 +27,8 @@ Session::Session(Agent& agent, const Config& config)
     : agent_(agent), loop_(agent.loop()), config_(config), started_(now()) {}
 
 Session::~Session() {
-  for (auto id :
-       {report_timer_, deadline_timer_, progress_timer_, beat_timer_, end_timer_, loss_timer_}) {
+  for (auto id : {report_timer_, deadline_timer_, progress_timer_, beat_timer_, end_timer_,
+                  loss_timer_, root_back_timer_}) {
     loop_.cancel(id);
   }
   for (auto& [rank, conn] : ranks_) loop_.cancel(conn->leave_timer);
@@ -153,6 +156,7 @@ void Session::start_contact() {
 
 void Session::contact_held(StreamPtr stream) {
   log("the root at " + stream->peer() + " has answered");
+  loop_.cancel(root_back_timer_);
   loop_.defer([contact = contact_] { contact->stop(); });
   contact_.reset();
   if (state_ == State::kFailed) {
@@ -168,7 +172,17 @@ void Session::contact_held(StreamPtr stream) {
     root_stream_.reset();
     if (parent_ || state_ != State::kJoining) return;
     // The root of an epoch that ended while we waited for the next: its successor will come up.
-    log("lost the root while waiting to be placed: " + why);
+    // One that had placed us was of this epoch, which is lost with it unless only the connection
+    // is.
+    bool placed = nonce_ != 0;
+    log("lost the root while waiting " +
+        std::string(placed ? "for the parent: " : "to be placed: ") + why);
+    if (placed) {
+      root_back_timer_ = loop_.after(kRootBackSeconds, [this, why] {
+        if (state_ != State::kJoining || root_ || parent_ || root_stream_) return;
+        fail("join", "host " + config_.host_name + " lost the root while joining: " + why);
+      });
+    }
     if (parent_dialer_) parent_dialer_->stop();
     parent_dialer_.reset();
     nonce_ = 0;
@@ -356,6 +370,12 @@ void Session::go(uint64_t epoch, int hosts, int interior) {
   w.u64(epoch_).i32(hosts_).i32(interior_);
   to_children(kGo, w.take());
   deliver_formed();
+  for (auto& [index, link] : children_) {
+    if (!std::exchange(link->failed, false) || !link->stream->closed()) continue;
+    // Its failure came too late to stop the world: its ranks are lost to one that has formed.
+    std::string why = link->failed_text.empty() ? "gave up at its deadline" : link->failed_text;
+    lose({link->ranks, {"host " + link->host + " is lost: " + why}});
+  }
   for (auto& extra : std::exchange(extras_, {})) {
     Writer w;
     w.str("join").str("rank " + std::to_string(extra->rank) + " is already in the world");
@@ -521,7 +541,8 @@ void Session::fail(const std::string& kind, const std::string& text) {
     conn->left = true;
     told.insert("pid " + std::to_string(conn->pid));
   }
-  for (auto id : {deadline_timer_, progress_timer_, report_timer_, end_timer_}) loop_.cancel(id);
+  for (auto id : {deadline_timer_, progress_timer_, report_timer_, end_timer_, root_back_timer_})
+    loop_.cancel(id);
   if (contact_ && kind == "join") {
     // The others wait for our ranks: the root must hear that they will not come.
     farewell_ = payload;

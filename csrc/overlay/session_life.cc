@@ -45,15 +45,19 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
     }
     case kFailUp: {
       std::string kind = r.str(), text = r.str();
+      // Without a text it asks at its deadline who is missing, and stays for the answer.
+      if (!text.empty() || state_ == State::kJoining) link->failed = true;
+      link->failed_text = text;
+      // The world has formed meanwhile: when the child goes, this is the reason.
+      if (state_ != State::kJoining) return;
       if (root_) return fail_join(kind, text);
       // The root decides, and tells everybody the same.
-      if (state_ != State::kJoining) return;
-      link->left = true;  // it has said why it goes, and the root will say so to us
       flush_reports();
       if (auto up = uplink()) up->send_frame(kFailUp, payload);
       return;
     }
     case kLostUp:
+      link->failed_text.clear();  // passed on from below, of what is now told
       return lose(Loss::decode(r));
     case kOpUp:
       return op_up(link, payload);
@@ -161,8 +165,11 @@ void Session::link_lost(const LinkPtr& link, const std::string& why) {
   link->left = true;
   std::string text = "host " + link->host + " with " +
                      (link->ranks.empty() ? std::string("no ranks yet") : link->ranks.named()) +
-                     " is lost: " + why;
+                     " is lost: " + (link->failed_text.empty() ? why : link->failed_text);
   log(text);
+  // It goes because its join failed, and the root, which knows, has yet to answer: with the failure
+  // of all, or with a world that had formed before.
+  if (state_ == State::kJoining && link->failed && !root_) return;
   if (state_ == State::kJoining) return fail_join("join", text + ", while joining");
   lose({link->ranks, {text}});
   reroute(link);

@@ -37,6 +37,7 @@ int Session::expected_hosts() const {
 }
 
 void Session::become_root() {
+  loop_.cancel(root_back_timer_);
   if (contact_) contact_->stop();
   if (contact_) loop_.defer([contact = std::move(contact_)] {});
   contact_.reset();
