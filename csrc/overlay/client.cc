@@ -47,7 +47,9 @@ double process_age() {
   std::ifstream in("/proc/self/stat");
   std::string text;
   std::getline(in, text);
-  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;  // no /proc: as if it had just started
+  std::istringstream fields(text.substr(name_end + 1));
   std::string field;
   for (int i = 0; i < 20; ++i) fields >> field;  // starttime is the 22nd of all, the 20th from here
   timespec boot{};
@@ -137,7 +139,7 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
   for (int round = 0;; ++round) {
     try {
       fd_ = connect_agent(name);
-      if (fd_ < 0 && program != config.end() && start_agent(name, program->second))
+      if (fd_ < 0 && program != config.end() && start_agent(name, program->second, deadline, tick))
         fd_ = connect_agent(name);
     } catch (const std::runtime_error& error) {
       throw Failure("agent", error.what());

@@ -1,6 +1,7 @@
 #include "overlay/spawn.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
@@ -13,6 +14,8 @@
 #include <cstddef>
 #include <cstring>
 #include <stdexcept>
+
+#include "net/loop.h"
 
 extern char** environ;
 
@@ -29,6 +32,11 @@ socklen_t abstract_name(sockaddr_un& address, const std::string& name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
+std::runtime_error no_socket() {
+  return std::runtime_error(std::string("socket: ") + std::strerror(errno) +
+                            (errno == EMFILE ? " (the limit of open files, ulimit -n)" : ""));
+}
+
 }  // namespace
 
 void close_from(int first) {
@@ -40,20 +48,74 @@ void close_from(int first) {
 }
 
 int connect_agent(const std::string& name) {
-  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) throw std::runtime_error(std::string("socket: ") + std::strerror(errno));
+  // Else connect() would wait, for as long as it takes, for an agent whose queue is full.
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) throw no_socket();
   sockaddr_un address;
   socklen_t size = abstract_name(address, name);
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), size) < 0) {
     close(fd);
     return -1;
   }
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd;
 }
 
-bool start_agent(const std::string& name, const std::string& program) {
+namespace {
+
+// The agent that is starting: its process, and what it has to say if it cannot.
+struct Starting {
+  pid_t pid = 0;
+  int words = -1;
+
+  ~Starting() {
+    if (words >= 0) close(words);
+    if (pid <= 0) return;
+    kill(pid, SIGKILL);
+    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+
+  // Its exit status once it has ended, which is when the agent is ready or has failed.
+  int wait(const std::string& program, double deadline, const std::function<void()>& tick) {
+    int status = 0;
+    for (double began = now(), ticked = began;;) {
+      pid_t waited = waitpid(pid, &status, WNOHANG);
+      // ECHILD: this process ignores SIGCHLD, the kernel has cleaned up.
+      if (waited == pid || (waited < 0 && errno != EINTR)) {
+        pid = 0;
+        return waited < 0 ? 0 : status;
+      }
+      if (now() > deadline) {
+        throw std::runtime_error(program + " was not ready after " +
+                                 std::to_string(static_cast<int>(now() - began)) +
+                                 " s; is its file system, or this host, stuck?");
+      }
+      // Its words end when it does.
+      pollfd ended{words, 0, 0};
+      poll(&ended, 1, 100);
+      if (tick && now() - ticked > 0.05) {
+        tick();
+        ticked = now();
+      }
+      if (ended.revents != 0) usleep(100);
+    }
+  }
+
+  std::string last_words() const {
+    char buffer[512];
+    ssize_t n = read(words, buffer, sizeof buffer);
+    std::string text(buffer, n > 0 ? static_cast<size_t>(n) : 0);
+    return text.substr(0, text.find('\n'));
+  }
+};
+
+}  // namespace
+
+bool start_agent(const std::string& name, const std::string& program, double deadline,
+                 const std::function<void()>& tick) {
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) throw std::runtime_error(std::string("socket: ") + std::strerror(errno));
+  if (fd < 0) throw no_socket();
   sockaddr_un address;
   socklen_t size = abstract_name(address, name);
   // The name is the lock: whoever binds it starts the agent, and it is free again when the agent is
@@ -74,12 +136,21 @@ bool start_agent(const std::string& name, const std::string& program) {
   if (high < 0)
     throw std::runtime_error(std::string("cannot duplicate a descriptor: ") +
                              std::strerror(failed));
+  int words[2];
+  if (pipe2(words, O_CLOEXEC | O_NONBLOCK) < 0) {
+    int why = errno;
+    close(high);
+    throw std::runtime_error(std::string("pipe: ") + std::strerror(why));
+  }
+  Starting starting;
+  starting.words = words[0];
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   // Nobody waits for the end of an output that an agent holds.
   posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+  // Until it is ready; then it lets go of that one, too.
+  posix_spawn_file_actions_adddup2(&actions, words[1], 2);
   posix_spawn_file_actions_adddup2(&actions, high, kAgentListener);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
@@ -93,21 +164,23 @@ bool start_agent(const std::string& name, const std::string& program) {
       static_cast<short>(POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
   std::string program_copy = program, serve = "--serve";
   char* argv[] = {program_copy.data(), serve.data(), nullptr};
-  pid_t pid = 0;
-  int error = posix_spawn(&pid, program.c_str(), &actions, &attributes, argv, environ);
+  int error = posix_spawn(&starting.pid, program.c_str(), &actions, &attributes, argv, environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   close(high);
-  if (error != 0) throw std::runtime_error("cannot start " + program + ": " + std::strerror(error));
-  int status = 0;
-  // ECHILD: this process ignores SIGCHLD, the kernel has cleaned up.
-  pid_t waited;
-  while ((waited = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {
+  close(words[1]);
+  if (error != 0) {
+    starting.pid = 0;
+    throw std::runtime_error("cannot start " + program + ": " + std::strerror(error) +
+                             (error == EAGAIN ? " (the limit of processes, ulimit -u?)" : ""));
   }
-  if (waited == pid && status != 0) {
+  int status = starting.wait(program, deadline, tick);
+  if (status != 0) {
+    std::string said = starting.last_words();
     throw std::runtime_error(program + " ended at once: " +
                              (WIFEXITED(status) ? "exit code " + std::to_string(WEXITSTATUS(status))
-                                                : "signal " + std::to_string(WTERMSIG(status))));
+                                                : "signal " + std::to_string(WTERMSIG(status))) +
+                             (said.empty() ? "" : ": " + said));
   }
   return true;
 }
