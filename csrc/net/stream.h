@@ -59,6 +59,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void send(std::string bytes);
   void send_frame(uint16_t type, std::string_view payload) { send(frame(type, payload)); }
 
+  // As if the connection had broken: on_close hears why.
+  void give_up(std::string why) {
+    if (!closed()) broken(std::move(why));
+  }
   // At once, without on_close.
   void close();
   // Sends what is queued (for at most `seconds`), then closes without on_close.

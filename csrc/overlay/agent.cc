@@ -21,8 +21,12 @@ namespace commkit {
 
 namespace {
 
-constexpr double kLingerSeconds = 3;      // after a join that failed
-constexpr double kIdleStartSeconds = 30;  // a new agent to which nobody comes
+constexpr double kLingerSeconds = 3;  // after a join that failed
+// A new agent to which nobody comes: its starter was killed.  One that was only slow starts
+// another.
+constexpr double kIdleStartSeconds = 5;
+// A local connection that says nothing does not keep an agent for longer.
+constexpr double kSilentSeconds = 3;
 // For what is still in the sockets when the agent leaves.
 constexpr double kLastWordsSeconds = 0.02;
 // A world that forms at once is not held up by the watch over its processes.
@@ -44,6 +48,9 @@ Agent::Agent(Loop& loop, int unix_listener) : loop_(loop), started_(now()) {
           std::to_string(files.rlim_max));
     }
   }
+  // Strangers are not to have all descriptors.
+  if (files.rlim_cur != 0)
+    most_opening_ = static_cast<int>(std::clamp<rlim_t>(files.rlim_cur / 4, 4, 512));
   sockaddr_un name{};
   socklen_t size = sizeof name;
   if (getsockname(unix_listener, reinterpret_cast<sockaddr*>(&name), &size) < 0 ||
@@ -80,6 +87,7 @@ void Agent::accept_unix(int fd) {
     return;
   }
   conn->pid = who.pid;
+  conn->came = now();
   conn->stream = Stream::make(loop_, fd, "pid " + std::to_string(conn->pid));
   conns_.insert(conn);
   std::weak_ptr<RankConn> weak = conn;
@@ -172,14 +180,14 @@ void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view p
     watch_timer_ = loop_.after(kWatchSeconds, [this] { watch_processes(); });
   }
   if (log_.path().empty() && !conn->config->log_dir.empty()) {
+    log("agent " + name_ + " of host " + conn->config->host_name + ", job '" +
+        conn->config->job_id + "'");
     std::string error = log_.open(conn->config->log_dir, name_);
     if (!error.empty()) {
       Writer w;
       w.str("log").str("the agent on host " + conn->config->host_name + " writes no log: " + error);
       conn->stream->send_frame(kNotice, w.take());
     }
-    log("agent " + name_ + " of host " + conn->config->host_name + ", job '" +
-        conn->config->job_id + "'");
   }
   if (too_late("pid " + std::to_string(conn->pid), age)) {
     Writer w;
@@ -302,7 +310,7 @@ void Agent::leave_if_idle() {
   if (session_ || !waiting_.empty()) return;
   for (const auto& conn : conns_) {
     // A connection that has not spoken yet may be a rank about to join.
-    if (!conn->joined && !conn->stream->closed()) {
+    if (!conn->joined && !conn->stream->closed() && now() - conn->came < kSilentSeconds) {
       loop_.after(1.0, [this] { leave_if_idle(); });
       return;
     }

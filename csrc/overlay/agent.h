@@ -89,6 +89,8 @@ class Agent {
   void watch_processes();
   void watch_process(const std::shared_ptr<RankConn>& conn);
   void throttle();
+  void grow(bool& young);
+  bool drop_silent();
   bool share_port(int hosts, std::vector<int>& fds);
   void taken(StreamPtr stream, Hello hello);
   void place_waiting();
@@ -128,8 +130,14 @@ class Agent {
   std::string join_fields_;  // of the last join request, encoded
   std::shared_ptr<const Config> join_config_;
   Loop::TimerId watch_timer_ = 0;
+  int most_opening_ = 512;
   int opening_ = 0;  // TCP connections that have not shown who they are
   int young_ = 0;    // and of these, those that came just now
+  struct Opening {
+    std::weak_ptr<bool> young;
+    std::weak_ptr<Stream> stream;
+  };
+  std::deque<Opening> opening_list_;  // the same, in the order of their coming
   uint64_t strangers_ = 0;
   uint64_t accepted_total_ = 0;
   std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // with other agents

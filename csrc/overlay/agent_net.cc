@@ -16,10 +16,10 @@ namespace commkit {
 
 namespace {
 
-constexpr int kMostOpening = 512;
 constexpr int kHostsAListener = 2048, kMostListeners = 16;
-// Strangers that keep silent do not hold up others for longer.
-constexpr double kYoungSeconds = 0.2;
+// Strangers that keep silent do not hold up others for longer: a hello follows its connection at
+// once, however long the way.
+constexpr double kYoungSeconds = 0.02;
 constexpr int kMostYoung = 64;  // the others wait in the kernel
 
 struct Bound {
@@ -166,23 +166,23 @@ void Agent::stranger(const std::string& peer, const std::string& why) {
 
 void Agent::accept_tcp(int fd, std::string peer) {
   ++accepted_total_;
-  if (opening_ >= kMostOpening) {
+  if (opening_ >= most_opening_ && !drop_silent()) {
     stranger(peer, "came while " + std::to_string(opening_) + " others had not said who they are");
     close(fd);
     return;
   }
   ++opening_;
   ++young_;
-  auto young = std::make_shared<bool>(true);
-  auto grown = [this, young] {
-    if (!*young) return;
-    *young = false;
-    --young_;
-    throttle();
-  };
-  loop_.after(kYoungSeconds, grown);
+  auto young = std::make_shared<bool>(true);  // lives until it has shown who it is
+  auto grown = [this, young] { grow(*young); };
+  loop_.after(kYoungSeconds, [this, weak = std::weak_ptr<bool>(young)] {
+    if (auto still = weak.lock()) grow(*still);
+  });
   throttle();
   auto stream = Stream::make(loop_, fd, std::move(peer));
+  while (!opening_list_.empty() && opening_list_.front().young.expired()) opening_list_.pop_front();
+  opening_list_.push_back({young, stream});
+  young.reset();
   stream->no_delay();
   stream->count_into(traffic_);
   Acceptor::start(
@@ -193,6 +193,28 @@ void Agent::accept_tcp(int fd, std::string peer) {
         --opening_;
         grown();
       });
+}
+
+void Agent::grow(bool& young) {
+  if (!young) return;
+  young = false;
+  --young_;
+  throttle();
+}
+
+// Whoever has been silent for longest makes room.  False: all of them have only just come.
+bool Agent::drop_silent() {
+  while (!opening_list_.empty()) {
+    auto young = opening_list_.front().young.lock();
+    if (young && *young) return false;
+    auto stream = opening_list_.front().stream.lock();
+    opening_list_.pop_front();
+    if (!young || !stream || stream->closed()) continue;
+    young.reset();
+    stream->give_up("had to make room for others");
+    return true;
+  }
+  return false;
 }
 
 void Agent::throttle() {

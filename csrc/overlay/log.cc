@@ -75,10 +75,11 @@ std::string Log::open(const std::string& directory, const std::string& agent) {
     return why;
   }
   file_ = fdopen(fd, "a");
-  std::fwrite(early_.data(), 1, early_.size(), file_);
-  std::fflush(file_);
+  bool written = std::fwrite(early_.data(), 1, early_.size(), file_) == early_.size() &&
+                 std::fflush(file_) == 0;
+  std::string why = written ? "" : "write " + path_ + ": " + std::strerror(errno);
   early_.clear();
-  return "";
+  return why;  // a full disk may have room again later
 }
 
 void Log::write(const std::string& text) {

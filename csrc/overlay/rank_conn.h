@@ -20,6 +20,7 @@ struct RankConn : std::enable_shared_from_this<RankConn> {
   int local_rank = -1;  // as the launcher says; -1: it does not
   int pid = 0;
   int pidfd = -1;       // readable when the process has ended; -1: only the connection's end tells
+  double came = 0;      // when it connected, on the monotonic clock
   double born = 0;      // when its process started, on the monotonic clock
   double deadline = 0;  // of the join, on the monotonic clock
   std::string token;    // begins this rank's keys in the store
