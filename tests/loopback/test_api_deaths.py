@@ -1,4 +1,4 @@
-"""A rank or an agent is killed while the others are inside torch's own init: they know within 2 s."""
+"""A rank or an agent is killed while the others are inside torch's own init."""
 
 from __future__ import annotations
 

@@ -334,3 +334,23 @@ def test_the_next_run_of_the_same_job_does_not_meet_the_one_that_was_killed(jobs
             assert job.log_text().count("the world has formed") == turn + 2
         job.tell(*range(4))
         assert [one.where for one in job.values()] == [""] * 4
+
+
+def test_a_host_that_looked_for_the_root_before_the_join_failed_hears_that_it_has(jobs):
+    """Its first hello is older than the failure; the one that arrives says how old by now."""
+    with jobs([2, 1]) as job:
+        job.start(2, learns)
+        until(lambda: "listening on port" in job.log_text(1))
+        time.sleep(0.2)
+        late = job.agent_of(1)
+        os.kill(late, signal.SIGSTOP)
+        for rank in (0, 1):
+            job.start(rank, learns)
+        until(lambda: "ranks 0-1 have come" in job.log_text(0))
+        time.sleep(0.3)
+        victim = ("rank", 1)
+        killed, words = kill(job, victim)
+        check_all(job, victim, killed, words, but=[2])
+        time.sleep(0.5)
+        os.kill(late, signal.SIGCONT)
+        check(learned_by(job, 2), time.monotonic(), *words)
