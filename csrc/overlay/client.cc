@@ -126,13 +126,18 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
   std::string name = parsed.agent_name();
   if (!parsed.log_dir.empty()) log_ = Log::path(parsed.log_dir, name, "*");
   auto program = config.find("agent");
-  Writer w;
   Fields common = config;
-  w.u32(kMagic).u32(milliseconds(timeout)).u32(milliseconds(process_age()));
-  w.i32(take_number(common, "rank")).i32(take_number(common, "local_rank"));
+  int rank = take_number(common, "rank"), local_rank = take_number(common, "local_rank");
   common.erase("agent");
-  put(w, common);
-  std::string hello = frame(kRankJoin, w.take());
+  double began = now();
+  // Both change while an agent is being started.
+  auto hello = [&] {
+    Writer w;
+    w.u32(kMagic).u32(milliseconds(timeout - (now() - began))).u32(milliseconds(process_age()));
+    w.i32(rank).i32(local_rank);
+    put(w, common);
+    return frame(kRankJoin, w.take());
+  };
   double deadline = now() + std::min(timeout, 30.0);
   std::string last = "it does not accept connections";
   // An agent may leave between our connect and our first word: then the next round starts another.
@@ -157,7 +162,7 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
       size_t sent = 0;
       bool whole = false;
       try {
-        whole = send_all(fd_, hello, deadline, tick, sent);
+        whole = send_all(fd_, hello(), deadline, tick, sent);
       } catch (...) {
         ::close(fd_);  // a signal: nobody will call the destructor
         throw;

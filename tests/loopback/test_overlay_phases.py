@@ -354,3 +354,21 @@ def test_a_host_that_looked_for_the_root_before_the_join_failed_hears_that_it_ha
         time.sleep(0.5)
         os.kill(late, signal.SIGCONT)
         check(learned_by(job, 2), time.monotonic(), *words)
+
+
+def test_a_host_whose_agent_was_starting_when_the_join_failed_hears_that_it_has(
+    jobs, slow_agent, tmp_path
+):
+    with jobs([2, 1]) as job:
+        job.start(2, learns, agent=slow_agent[0])
+        pid_of_start(tmp_path)
+        for rank in (0, 1):
+            job.start(rank, learns)
+        until(lambda: "ranks 0-1 have come" in job.log_text(0))
+        time.sleep(0.3)
+        victim = ("rank", 1)
+        killed, words = kill(job, victim)
+        check_all(job, victim, killed, words, but=[2])
+        time.sleep(0.5)
+        slow_agent[1].touch()
+        check(learned_by(job, 2), time.monotonic(), *words)
