@@ -14,12 +14,17 @@
 
 #include "net/address.h"
 #include "net/codec.h"
+#include "net/version.h"
 
 namespace commkit {
 
 std::string frame(uint16_t type, std::string_view payload) {
+  return frame(type, payload, protocol_version());
+}
+
+std::string frame(uint16_t type, std::string_view payload, uint16_t version) {
   Writer w;
-  w.u32(static_cast<uint32_t>(payload.size())).u16(type).u16(kProtocolVersion);
+  w.u32(static_cast<uint32_t>(payload.size())).u16(type).u16(version);
   std::string bytes = w.take();
   bytes.append(payload);
   return bytes;
@@ -107,11 +112,12 @@ bool Stream::take_frames() {
     uint32_t length = header.u32();
     uint16_t type = header.u16();
     uint16_t version = header.u16();
-    if (version != kProtocolVersion || length > max_frame_) {
+    bool foreign = version != protocol_version();
+    if ((foreign && !on_foreign_) || length > max_frame_) {
       broken(peer_ +
-             (version != kProtocolVersion ? " does not speak commkit's protocol, version "
-                                          : " sent a frame that is too long for version ") +
-             std::to_string(kProtocolVersion));
+             (foreign ? " does not speak commkit's protocol, version "
+                      : " sent a frame that is too long for version ") +
+             std::to_string(protocol_version()));
       return false;
     }
     if (in_.size() - at - kFrameHeader < length) {
@@ -123,8 +129,14 @@ bool Stream::take_frames() {
       traffic_->bytes_in += kFrameHeader + length;
     }
     auto call = on_frame_;  // a frame's handler may install the next one's
+    auto call_foreign = on_foreign_;
     try {
-      if (call) (*call)(type, std::string_view(in_).substr(at + kFrameHeader, length));
+      std::string_view payload = std::string_view(in_).substr(at + kFrameHeader, length);
+      if (foreign) {
+        (*call_foreign)(version, type, payload);
+      } else if (call) {
+        (*call)(type, payload);
+      }
     } catch (const BadFrame& error) {
       broken(peer_ + " sent a malformed frame: " + error.what());
       return false;
@@ -216,6 +228,7 @@ void Stream::close_when_sent(double seconds) {
   // Whatever the callbacks hold is let go, even where there is nothing to send.
   on_close_ = nullptr;
   on_frame_ = nullptr;
+  on_foreign_ = nullptr;
   if (out_.empty() || dying_) return close();
   closing_ = true;
   if (on_bytes_) on_bytes([](const char*, size_t) {});

@@ -16,11 +16,12 @@
 
 namespace commkit {
 
-constexpr uint16_t kProtocolVersion = 1;
 constexpr uint32_t kMaxFrame = 1u << 30;
 constexpr size_t kFrameHeader = 8;
 
 std::string frame(uint16_t type, std::string_view payload);
+// For a peer of another version; only messages that are the same in every version.
+std::string frame(uint16_t type, std::string_view payload, uint16_t version);
 
 // What went over a set of streams; whoever owns it outlives them.
 struct Traffic {
@@ -43,6 +44,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // Exactly one of the two; on_close is called once, from the loop, never from send() or close().
   void on_bytes(OnBytes f) { on_bytes_ = shared(std::move(f)); }
   void on_frames(OnFrame f) { on_frame_ = shared(std::move(f)); }
+  // A whole frame of another protocol version; without a callback it breaks the stream.
+  using OnForeign = std::function<void(uint16_t version, uint16_t type, std::string_view payload)>;
+  void on_foreign(OnForeign f) { on_foreign_ = shared(std::move(f)); }
   void on_close(OnClose f) { on_close_ = std::move(f); }
   // The peer has ended; the descriptor is still open.
   void on_ending(std::function<void()> f) { on_ending_ = std::move(f); }
@@ -103,6 +107,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // Shared: a callback may replace itself, or close its own stream.
   std::shared_ptr<OnBytes> on_bytes_;
   std::shared_ptr<OnFrame> on_frame_;
+  std::shared_ptr<OnForeign> on_foreign_;
   OnClose on_close_;
   std::function<void()> on_connected_;
   std::function<void()> on_drained_;

@@ -16,6 +16,7 @@
 
 #include "net/crypto.h"
 #include "net/peer.h"
+#include "net/version.h"
 
 namespace commkit {
 
@@ -94,6 +95,9 @@ void Agent::accept_unix(int fd) {
   conn->stream->on_frames([this, weak](uint16_t type, std::string_view payload) {
     if (auto self = weak.lock()) rank_frame(self, type, payload);
   });
+  conn->stream->on_foreign([this, weak](uint16_t version, uint16_t type, std::string_view payload) {
+    if (auto self = weak.lock()) rank_foreign(self, version, type, payload);
+  });
   conn->stream->on_ending([this, weak] {
     auto self = weak.lock();
     // It ended before its process was watched; the socket still knows which it was.
@@ -130,11 +134,7 @@ void Agent::rank_frame(const std::shared_ptr<RankConn>& conn, uint16_t type,
     Writer w;
     put(w, inspect());
     conn->stream->send_frame(kInspected, w.take());
-    if (type == kStop) {
-      log("stopped by pid " + std::to_string(conn->pid));
-      if (session_) session_->stop("its agent was stopped by hand");
-      loop_.after(kLastWordsSeconds, [this] { leave(); });
-    }
+    if (type == kStop) stopped_by_hand(conn->pid);
     return;
   }
   if (conn->gone()) return;  // of an epoch that has failed
@@ -144,6 +144,41 @@ void Agent::rank_frame(const std::shared_ptr<RankConn>& conn, uint16_t type,
     conn->said_exit = true;
     conn->exit_reason = Reader(payload).str();
   }
+}
+
+void Agent::stopped_by_hand(pid_t by) {
+  log("stopped by pid " + std::to_string(by));
+  if (session_) session_->stop("its agent was stopped by hand");
+  loop_.after(kLastWordsSeconds, [this] { leave(); });
+}
+
+// A rank, or `commkit agents`, of another version: it is told so in frames of its own.
+void Agent::rank_foreign(const std::shared_ptr<RankConn>& conn, uint16_t version, uint16_t type,
+                         std::string_view payload) {
+  Reader r(payload);
+  if (conn->joined || (type != kRankJoin && type != kInspect && type != kStop) ||
+      r.u32() != kMagic) {
+    stranger(conn->stream->peer(), "is not a commkit rank");
+    conn->stream->close();
+    return loop_.defer([this, conn] { conns_.erase(conn); });
+  }
+  Writer w;
+  if (type != kRankJoin) {
+    put(w, inspect());
+    conn->stream->send(frame(kInspected, w.take(), version));
+    if (type == kStop) stopped_by_hand(conn->pid);
+    return;
+  }
+  std::string host = session_ ? session_->host_name() : host_identity().hostname;
+  std::string text = "the agent on host " + host + " (pid " + std::to_string(getpid()) + ") runs " +
+                     version_text() + " and the rank with pid " + std::to_string(conn->pid) +
+                     " there protocol " + std::to_string(version) +
+                     "; install one version for all ranks of a host, or end an agent that was left "
+                     "from before: commkit agents stop " +
+                     name_;
+  log("refused: " + text);
+  w.str("agent").str(text);
+  conn->stream->send(frame(kFailed, w.take(), version));
 }
 
 void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view payload) {
@@ -292,6 +327,7 @@ void Agent::rank_gone(const std::shared_ptr<RankConn>& conn) {
 void Agent::session_over() {
   loop_.defer([this] {
     if (!session_) return;
+    other_version_.clear();
     // Its store connections refer to its keys.
     std::vector<std::shared_ptr<StoreConn>> stores(store_conns_.begin(), store_conns_.end());
     for (const auto& conn : stores) conn->stream->close();
@@ -342,6 +378,8 @@ void Agent::leave() {
 
 Fields Agent::inspect() const {
   Fields fields{{"name", name_},
+                {"version", release()},
+                {"protocol", std::to_string(protocol_version())},
                 {"pid", std::to_string(getpid())},
                 {"seconds", std::to_string(static_cast<long>(now() - started_))},
                 {"log", log_.path()},

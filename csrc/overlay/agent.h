@@ -64,6 +64,7 @@ class Agent {
   std::string choose_interfaces(const Config& config);
   std::vector<WaitingContact> take_waiting_contacts();
   void not_root();
+  const std::string& other_version() const { return other_version_; }
   // The interface that has this address, "" if none.
   std::string interface_of(const std::string& address);
   const std::string& store_host() const { return store_host_; }
@@ -96,6 +97,10 @@ class Agent {
   void place_waiting();
   bool too_late(const std::string& who, double age) const;
   void stranger(const std::string& peer, const std::string& why);
+  void met_other_version(const std::string& text);
+  void rank_foreign(const std::shared_ptr<RankConn>& conn, uint16_t version, uint16_t type,
+                    std::string_view payload);
+  void stopped_by_hand(pid_t by);
   void leave_if_idle();
   void leave();
   Fields inspect() const;
@@ -121,7 +126,8 @@ class Agent {
   std::vector<InterfaceAddress> interfaces_;
   std::vector<std::string> addresses_;
   std::string source_;
-  std::string job_hash_, job_owner_, secret_;
+  Acceptor::Job job_;
+  std::string other_version_;  // of commkit, on a host of this job; "": none was met
   std::unique_ptr<Session> session_;
   std::set<std::shared_ptr<RankConn>> conns_;
   std::deque<std::shared_ptr<RankConn>> waiting_;  // ranks of the next epoch

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "net/version.h"
 #include "overlay/agent.h"
 #include "overlay/spawn.h"
 
@@ -36,7 +37,7 @@ void detach() {
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--version") == 0) {
-    std::printf("commkit-agent, protocol %d\n", commkit::kProtocolVersion);
+    std::printf("commkit-agent %s, protocol %d\n", commkit::release(), commkit::protocol_version());
     return 0;
   }
   if (argc != 2 || std::strcmp(argv[1], "--serve") != 0 ||

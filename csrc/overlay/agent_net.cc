@@ -118,9 +118,10 @@ std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>&
       continue;
     }
     port_ = bound.port;
-    job_hash_ = config.job_hash();
-    secret_ = config.secret;
-    job_owner_ = "job '" + config.job_id + "' of uid " + std::to_string(getuid()) + " (agent pid " +
+    job_.hash = config.job_hash();
+    job_.secret = config.secret;
+    job_.host = config.host_name;
+    job_.owner = "job '" + config.job_id + "' of uid " + std::to_string(getuid()) + " (agent pid " +
                  std::to_string(getpid()) + " on host " + config.host_name + ")";
     std::vector<int> fds{bound.fd};
     if (hosts > kHostsAListener && !share_port(hosts, fds)) {
@@ -185,14 +186,25 @@ void Agent::accept_tcp(int fd, std::string peer) {
   young.reset();
   stream->no_delay();
   stream->count_into(traffic_);
-  Acceptor::start(
-      loop_, std::move(stream), job_hash_, job_owner_, secret_,
-      [this](StreamPtr stream, Hello hello) { taken(std::move(stream), std::move(hello)); },
-      [this](const std::string& who, const std::string& why) { stranger(who, why); },
-      [this, grown] {
-        --opening_;
-        grown();
-      });
+  Acceptor::Outcome outcome;
+  outcome.taken = [this](StreamPtr stream, Hello hello) {
+    taken(std::move(stream), std::move(hello));
+  };
+  outcome.stranger = [this](const std::string& who, const std::string& why) { stranger(who, why); };
+  outcome.other_version = [this](const std::string& text) { met_other_version(text); };
+  outcome.ended = [this, grown] {
+    --opening_;
+    grown();
+  };
+  Acceptor::start(loop_, std::move(stream), job_, std::move(outcome));
+}
+
+// That host's ranks fail at once.  Ours do as well where it is certain that they wait for them;
+// else it is told with the progress and at the deadline.
+void Agent::met_other_version(const std::string& text) {
+  if (other_version_ == text) return;
+  other_version_ = text;
+  if (session_) session_->met_other_version(text);
 }
 
 void Agent::grow(bool& young) {

@@ -19,6 +19,7 @@
 
 #include "net/peer.h"
 #include "net/stream.h"
+#include "net/version.h"
 #include "overlay/config.h"
 #include "overlay/log.h"
 #include "overlay/spawn.h"
@@ -242,10 +243,11 @@ void Client::read_loop() {
       Reader header(std::string_view(in).substr(at, kFrameHeader));
       uint32_t length = header.u32();
       uint16_t type = header.u16();
-      if (header.u16() != kProtocolVersion) {
-        why =
-            "the agent is of another version of commkit: stop it (commkit agents stop --all) and "
-            "try again";
+      if (uint16_t version = header.u16(); version != protocol_version()) {
+        // Agents answer in the version that they are asked in; this one is older than that rule.
+        why = "this host's agent speaks protocol " + std::to_string(version) +
+              " and this rank runs " + version_text() +
+              "; end the agent (commkit agents stop) and try again";
         bad = true;
         break;
       }

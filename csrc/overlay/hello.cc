@@ -11,6 +11,7 @@
 #include <random>
 
 #include "net/crypto.h"
+#include "net/version.h"
 
 namespace commkit {
 
@@ -39,9 +40,9 @@ double jitter() {
 
 std::string Hello::encode(const std::string& nonce) const {
   Writer w;
-  w.u32(kMagic).u8(kind).str(job).u64(session).i32(index).i32(world_size).i32(local_size);
+  w.u32(kMagic).u8(kind).str(job).str(host).str(release);
+  w.u64(session).i32(index).i32(world_size).i32(local_size);
   w.str(machine)
-      .str(host)
       .u32(uid)
       .u32(pid)
       .u32(age_ms)
@@ -52,20 +53,27 @@ std::string Hello::encode(const std::string& nonce) const {
   return w.take();
 }
 
-Hello Hello::decode(std::string_view payload, std::string& nonce) {
-  Reader r(payload);
-  Hello h;
+HelloStart HelloStart::decode(Reader& r) {
+  HelloStart h;
   if (r.u32() != kMagic) throw BadFrame("not a commkit hello");
   uint8_t kind = r.u8();
   if (kind > kMesh) throw BadFrame("an unknown kind of hello");
   h.kind = static_cast<HelloKind>(kind);
   h.job = r.str();
+  h.host = r.str();
+  h.release = r.str();
+  return h;
+}
+
+Hello Hello::decode(std::string_view payload, std::string& nonce) {
+  Reader r(payload);
+  Hello h;
+  static_cast<HelloStart&>(h) = HelloStart::decode(r);
   h.session = r.u64();
   h.index = r.i32();
   h.world_size = r.i32();
   h.local_size = r.i32();
   h.machine = r.str();
-  h.host = r.str();
   h.uid = r.u32();
   h.pid = r.u32();
   h.age_ms = r.u32();
@@ -251,26 +259,23 @@ void Dialer::answered(uint16_t type, std::string_view payload) {
   open(stream, type, std::string(payload));
 }
 
-void Acceptor::start(Loop& loop, StreamPtr stream, std::string job, std::string job_owner,
-                     std::string secret, Taken taken, Stranger stranger,
-                     std::function<void()> ended) {
+void Acceptor::start(Loop& loop, StreamPtr stream, Job job, Outcome outcome) {
   auto self = std::shared_ptr<Acceptor>(new Acceptor(loop));
   self->stream_ = stream;
   self->job_ = std::move(job);
-  self->job_owner_ = std::move(job_owner);
-  self->secret_ = std::move(secret);
-  self->taken_ = std::move(taken);
-  self->stranger_ = std::move(stranger);
-  self->ended_ = std::move(ended);
+  self->outcome_ = std::move(outcome);
   stream->max_frame(kMaxHello);
   // The stream's callbacks own the acceptor; replacing them ends it.
   stream->on_frames(
       [self](uint16_t type, std::string_view payload) { self->frame(type, payload); });
+  stream->on_foreign([self](uint16_t version, uint16_t type, std::string_view payload) {
+    self->foreign(version, type, payload);
+  });
   stream->on_close([self](const std::string& why) {
-    self->stranger_(
+    self->outcome_.stranger(
         self->stream_->peer(),
         why + (self->seen_.empty() ? " before its hello" : " before it had proved COMMKIT_SECRET"));
-    self->stream_->on_frames(nullptr);
+    self->release_stream();
   });
   std::weak_ptr<Acceptor> weak = self;
   self->timer_ = loop.after(kHelloSeconds, [weak] {
@@ -282,14 +287,51 @@ void Acceptor::start(Loop& loop, StreamPtr stream, std::string job, std::string 
 
 Acceptor::~Acceptor() {
   loop_.cancel(timer_);
-  ended_();
+  outcome_.ended();
+}
+
+void Acceptor::release_stream() {
+  stream_->on_close(nullptr);
+  stream_->on_frames(nullptr);
+  stream_->on_foreign(nullptr);
 }
 
 void Acceptor::drop(const std::string& why) {
-  stranger_(stream_->peer(), why);
+  outcome_.stranger(stream_->peer(), why);
   stream_->close();
-  stream_->on_close(nullptr);
-  stream_->on_frames(nullptr);
+  release_stream();
+}
+
+void Acceptor::refuse_other_job(const HelloStart& from, const std::string& more, uint16_t version) {
+  Writer w;
+  w.str("this listener belongs to " + job_.owner).u8(1);
+  stream_->send(commkit::frame(kRefused, w.take(), version));
+  outcome_.stranger(stream_->peer(), "is of another job (host " + from.host + more + ")");
+  stream_->close_when_sent();
+}
+
+void Acceptor::foreign(uint16_t version, uint16_t type, std::string_view payload) {
+  auto self = shared_from_this();
+  HelloStart from;
+  try {
+    Reader r(payload);
+    if (type != kHello || !seen_.empty()) throw BadFrame("not a hello");
+    from = HelloStart::decode(r);
+  } catch (const BadFrame&) {
+    return drop("does not speak commkit's protocol, version " + std::to_string(protocol_version()));
+  }
+  if (from.job != job_.hash) {
+    return refuse_other_job(from, ", " + version_text(from.release, version), version);
+  }
+  std::string text = "host " + from.host + " runs " + version_text(from.release, version) +
+                     " and host " + job_.host + " runs " + version_text() +
+                     "; install one version on every host";
+  Writer w;
+  w.str(text).u8(0);
+  stream_->send(commkit::frame(kRefused, w.take(), version));
+  outcome_.stranger(stream_->peer(), text);
+  stream_->close_when_sent();
+  outcome_.other_version(text);
 }
 
 void Acceptor::frame(uint16_t type, std::string_view payload) {
@@ -302,28 +344,25 @@ void Acceptor::frame(uint16_t type, std::string_view payload) {
       return drop(error.what());
     }
     seen_ = std::string(payload);
-    if (hello_.job != job_) {
-      Writer w;
-      w.str("this listener belongs to " + job_owner_).u8(1);
-      stream_->send_frame(kRefused, w.take());
-      stranger_(stream_->peer(), "is of another job (host " + hello_.host + ", uid " +
-                                     std::to_string(hello_.uid) + ", pid " +
-                                     std::to_string(hello_.pid) + ")");
-      return stream_->close_when_sent();
+    if (hello_.job != job_.hash) {
+      return refuse_other_job(
+          hello_, ", uid " + std::to_string(hello_.uid) + ", pid " + std::to_string(hello_.pid),
+          protocol_version());
     }
-    if (secret_.empty() && hello_.secret) {
+    if (job_.secret.empty() && hello_.secret) {
       Writer w;
       w.str("COMMKIT_SECRET is set on host " + hello_.host + " and not here; set it on every host")
           .u8(0);
       stream_->send_frame(kRefused, w.take());
-      stranger_(stream_->peer(), "COMMKIT_SECRET is set on host " + hello_.host + " and not here");
+      outcome_.stranger(stream_->peer(),
+                        "COMMKIT_SECRET is set on host " + hello_.host + " and not here");
       return stream_->close_when_sent();
     }
-    if (secret_.empty()) return take();
+    if (job_.secret.empty()) return take();
     nonce_ = random_bytes(16);
-    expected_ = initiator_mac(secret_, seen_, nonce_);
+    expected_ = initiator_mac(job_.secret, seen_, nonce_);
     Writer w;
-    w.str(nonce_).str(acceptor_mac(secret_, seen_, nonce_));
+    w.str(nonce_).str(acceptor_mac(job_.secret, seen_, nonce_));
     stream_->send_frame(kChallenge, w.take());
     return;
   }
@@ -338,12 +377,11 @@ void Acceptor::frame(uint16_t type, std::string_view payload) {
 
 void Acceptor::take() {
   loop_.cancel(timer_);
-  auto taken = std::move(taken_);
+  auto taken = std::move(outcome_.taken);
   auto stream = stream_;
   auto hello = std::move(hello_);
   stream->max_frame(kMaxFrame);
-  stream->on_close(nullptr);
-  stream->on_frames(nullptr);
+  release_stream();
   taken(stream, std::move(hello));
 }
 

@@ -27,15 +27,22 @@ double jitter();
 
 enum HelloKind : uint8_t { kContact = 0, kChild = 1, kMesh = 2 };
 
-struct Hello {
+// How a hello begins in every version, so that two of them can name each other and their hosts.
+struct HelloStart {
   HelloKind kind = kContact;
-  std::string job;       // hash: listeners of other jobs refuse
+  std::string job;      // hash: listeners of other jobs refuse
+  std::string host;     // for people
+  std::string release;  // of commkit
+
+  static HelloStart decode(Reader& r);
+};
+
+struct Hello : HelloStart {
   uint64_t session = 0;  // child and mesh: the root's session
   int32_t index = -1;    // child and mesh: the initiator's index in the tree
   int32_t world_size = 0;
   int32_t local_size = -1;  // -1: unknown
   std::string machine;      // boot id and network namespace: loopback addresses are good inside it
-  std::string host;         // for people
   uint32_t uid = 0;
   uint32_t pid = 0;
   uint32_t age_ms = 0;  // contact: of the first rank's process
@@ -100,24 +107,38 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
   using Taken = std::function<void(StreamPtr, Hello)>;
   using Stranger = std::function<void(const std::string& peer, const std::string& why)>;
-  static void start(Loop& loop, StreamPtr stream, std::string job, std::string job_owner,
-                    std::string secret, Taken taken, Stranger stranger,
-                    std::function<void()> ended);
+  // What the listener belongs to.
+  struct Job {
+    std::string hash;
+    std::string owner;   // for people
+    std::string host;    // its name
+    std::string secret;  // "": none
+  };
+  struct Outcome {
+    Taken taken;
+    Stranger stranger;
+    // A host of this job (nothing proves it) that another version of commkit runs on.
+    std::function<void(const std::string& text)> other_version;
+    std::function<void()> ended;
+  };
+  static void start(Loop& loop, StreamPtr stream, Job job, Outcome outcome);
   ~Acceptor();
 
  private:
   explicit Acceptor(Loop& loop) : loop_(loop) {}
   void frame(uint16_t type, std::string_view payload);
+  void foreign(uint16_t version, uint16_t type, std::string_view payload);
+  void refuse_other_job(const HelloStart& from, const std::string& more, uint16_t version);
+  void release_stream();
   void drop(const std::string& why);
   void take();
 
   Loop& loop_;
   StreamPtr stream_;
-  std::string job_, job_owner_, secret_, nonce_, expected_, seen_;
+  Job job_;
+  std::string nonce_, expected_, seen_;
   Hello hello_;
-  Taken taken_;
-  Stranger stranger_;
-  std::function<void()> ended_;
+  Outcome outcome_;
   Loop::TimerId timer_ = 0;
 };
 

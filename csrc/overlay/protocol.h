@@ -1,5 +1,10 @@
 // What ranks and agents say to one another.  Every message is one frame (net/stream.h); the
 // payload's fields are listed in order behind each type.
+//
+// Two versions (net/version.h) understand of each other only what never changes, so that either can
+// say which two have met: the header of a frame, kMagic, the beginning of a Hello (HelloStart), of
+// kRankJoin only its magic, and kInspect, kStop, kInspected, kRefused and kFailed as a whole.  Who
+// is asked answers in the asker's version.
 #pragma once
 
 #include <cstdint>

@@ -95,6 +95,9 @@ class Session {
   void rank_ended(const RankPtr& conn, const std::string& how);
 
   // Agent connections whose hello has been verified.
+  const std::string& host_name() const { return config_.host_name; }
+  // At the root: a host of this job has come that runs another version of commkit.
+  void met_other_version(const std::string& text);
   bool takes_contacts() const { return root() && state_ == State::kJoining; }
   void add_contact(StreamPtr stream, Hello hello);
   // Contacts under way to their places, and how many the root takes on at one time: enough that

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "net/crypto.h"
+#include "net/version.h"
 #include "overlay/agent.h"
 #include "overlay/session.h"
 
@@ -82,6 +83,7 @@ Hello Session::hello(HelloKind kind) const {
   h.local_size = config_.local_size;
   h.machine = config_.machine;
   h.host = config_.host_name;
+  h.release = release();
   h.uid = getuid();
   h.pid = static_cast<uint32_t>(getpid());
   if (!ranks_.empty()) {

@@ -106,7 +106,13 @@ void Session::root_is_bound() {
   }
   for (auto& waiting : agent_.take_waiting_contacts())
     add_contact(waiting.stream, std::move(waiting.hello));
+  if (!agent_.other_version().empty()) met_other_version(agent_.other_version());
   if (state_ == State::kJoining) report({});
+}
+
+// Without a proof, only a job's own name shows that it is one of those that we wait for.
+void Session::met_other_version(const std::string& text) {
+  if (root_ && !config_.job_id.empty() && config_.secret.empty()) fail_join("join", text);
 }
 
 std::string Session::own_root_text() const {
@@ -378,6 +384,7 @@ std::string Session::missing_text() const {
   }
   if (shown > 4) there += " and on " + std::to_string(shown - 4) + " more hosts";
   if (!there.empty()) text += "; joined: " + there;
+  if (!agent_.other_version().empty()) text += "; " + agent_.other_version();
   return text;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "net/loop.h"
+#include "net/version.h"
 #include "overlay/agent_list.h"
 #include "overlay/client.h"
 
@@ -266,6 +267,8 @@ void register_overlay(py::module_& m) {
       .def("exiting", &Client::exiting, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Client::close, py::call_guard<py::gil_scoped_release>());
 
+  m.def("release", &release);
+  m.def("protocol_version", &protocol_version);
   m.def("agents", [] {
     std::vector<Fields> out;
     py::gil_scoped_release release;

@@ -81,13 +81,13 @@ def text(value):
 def hello(job, kind=0, magic=0x31484B43):
     """csrc/overlay/hello.cc: the first message of an agent."""
     numbers = struct.pack("<Qiii", 0, -1, 2, -1)
-    people = text(b"machine") + text(b"elsewhere") + struct.pack("<IIIB", 7, 4242, 0, 0)
+    people = text(b"machine") + struct.pack("<IIIB", 7, 4242, 0, 0)
     addresses = struct.pack("<I", 0) + struct.pack("<H", 0)
-    start = struct.pack("<IB", magic, kind) + text(job)
+    start = struct.pack("<IB", magic, kind) + text(job) + text(b"elsewhere") + text(b"0.1.0")
     return start + numbers + people + addresses + text(b"nonce")
 
 
-PROTOCOL = 1
+PROTOCOL = _C.protocol_version()
 
 
 def answers(port, *payloads, kind=64):
