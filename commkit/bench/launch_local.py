@@ -168,7 +168,7 @@ def run(nproc: int, body: Callable[[Member], int], *, debug: bool = False) -> in
     one have GRACE seconds to end; no rank outlives this process.  Raises LaunchError where the
     system refuses to fork.
     """
-    meeting = tempfile.mkdtemp(prefix="commkit-")
+    meeting = tempfile.mkdtemp(prefix=f"commkit-bench-{os.getpid()}-")
     parent = os.getpid()
     ranks = _Ranks()
     old = {number: signal.signal(number, ranks.forward) for number in _FORWARDED}

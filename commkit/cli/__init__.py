@@ -25,7 +25,7 @@ COMMANDS = {
     "env": "Show what this process understands of its launcher's environment.",
     "run": "Run an unchanged training script with commkit starting its process groups.",
     "bench": "Measure collectives.",
-    "agents": "List, inspect and stop the agents of this user on this host.",
+    "agents": "List, inspect, stop and clean up the agents of this user on this host.",
 }
 
 

@@ -1,7 +1,8 @@
-"""`commkit agents`: what runs here for this user, orphans included, and how to stop it."""
+"""`commkit agents`: what runs here for this user, orphans included; how to stop and clean up."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 
@@ -9,9 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from commkit import _C
-from commkit.errors import OverlayTimeout, UsageError
+from commkit import _C, cleanup
+from commkit.errors import OverlayError, OverlayTimeout, UsageError
 from commkit.overlay import native_errors
+from commkit.settings import load
 
 #: column -> the agent's own name for it
 COLUMNS = {
@@ -78,25 +80,93 @@ def stop(names: tuple[str, ...], everything: bool, timeout: float) -> None:
     """Stop agents by the names that `commkit agents` shows; their jobs fail at once."""
     if everything == bool(names):
         raise UsageError("agents stop: expected names of agents or --all, and not both")
-    _found(names)
-    for name in names or _found():
-        deadline = time.monotonic() + timeout
-        with native_errors():
-            _C.stop_agent(name, timeout)
-        while name in _found():
-            if time.monotonic() > deadline:
-                raise OverlayTimeout(
-                    f"agent {name} is still here {timeout:g} s after it was told "
-                    "to stop; `commkit agents inspect` shows its log, kill and its pid end it"
-                )
-            time.sleep(0.02)
-        click.echo(f"stopped {name}")
+    found = _found(names)
+    silent = []
+    for name, agent in found.items():
+        if everything or name in names:
+            if "log" not in agent:
+                silent.append(f"{name} (pid {agent.get('pid', 'unknown')}) {agent['state']}")
+                continue
+            _stop(name, timeout)
+            click.echo(f"stopped {name}")
+    if silent:
+        raise OverlayError(
+            f"not stopped: {'; '.join(silent)}; `commkit agents clean` ends it when its ranks are "
+            "gone, `commkit agents clean --force` at once"
+        )
+
+
+def _stop(name: str, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    with native_errors():
+        _C.stop_agent(name, timeout)
+    while name in _names():
+        if time.monotonic() > deadline:
+            raise OverlayTimeout(
+                f"agent {name} is still here {timeout:g} s after it was told "
+                "to stop; `commkit agents inspect` shows its log, kill and its pid end it"
+            )
+        time.sleep(0.02)
+
+
+@command.command()
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Leave alone what is younger: 90s, 15m, 2h, 7d.  [default: 1m for agents, 7d for files]",
+)
+@click.option("--all", "everything", is_flag=True, help="However young; not with --older-than.")
+@click.option("--force", is_flag=True, help="End agents of living jobs too; the jobs fail.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for each agent.")
+def clean(
+    names: tuple[str, ...],
+    dry_run: bool,
+    older_than: str | None,
+    everything: bool,
+    force: bool,
+    timeout: float,
+) -> None:
+    """Remove what ended jobs have left: agents without ranks, old logs, the bench's directories.
+
+    An agent that answers is stopped if it has neither ranks nor agents below it; one that does not
+    answer (stopped by a signal, hung) is killed if none of its ranks lives.  Agents of living jobs
+    and their logs stay, and so does everything of other users, of other network namespaces and of
+    other log directories than COMMKIT_LOG_DIR's.  With names, only these agents, and no files.
+    Says what it did, a line each.
+    """
+    age = {}
+    if everything and older_than is not None:
+        raise UsageError("agents clean: --all means however young; leave out --older-than")
+    if everything or older_than is not None:
+        try:
+            age["age"] = cleanup.seconds_of(older_than or "0")
+        except ValueError:
+            raise UsageError(
+                f"--older-than {older_than!r}: expected a number of seconds, or one with s, m, h "
+                "or d behind it, such as 15m"
+            ) from None
+    if names:
+        _found(names)
+    work = [] if names else [cleanup.clean_files(load(), dry_run=dry_run, **age)]
+    work.append(cleanup.clean_agents(names, force=force, dry_run=dry_run, timeout=timeout, **age))
+    lines = 0
+    for line in itertools.chain(*work):
+        lines += 1
+        click.echo(line)
+    if not lines:
+        click.echo("nothing to clean")
+
+
+def _names() -> set[str]:
+    with native_errors():
+        return {agent["name"] for agent in _C.agents()}
 
 
 def _found(names: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
     """The agents that are here, by name; UsageError if one of `names` is not."""
-    with native_errors():
-        found = {agent["name"]: agent for agent in _C.agents()}
+    found = {agent["name"]: agent for agent in cleanup.agents()}
     for name in names:
         if name not in found:
             raise UsageError(

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "net/loop.h"
+#include "net/peer.h"
 #include "net/stream.h"
 #include "overlay/spawn.h"
 
@@ -17,6 +18,11 @@ namespace commkit {
 Fields inspect_agent(const std::string& name, bool stop, double timeout) {
   int fd = connect_agent(name);
   if (fd < 0) return {};
+  // Anybody may bind a name that looks like one of this user's agents.
+  if (peer_credentials(fd).uid != getuid()) {
+    ::close(fd);
+    return {};
+  }
   Writer w;
   w.u32(kMagic);
   std::string ask = frame(stop ? kStop : kInspect, w.take());

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,6 +30,15 @@ bool is_log(const std::string& name) {
          pid.find_first_not_of("0123456789") == std::string::npos;
 }
 
+// An agent locks its log for as long as it lives: a job may run, and say nothing, for weeks.
+bool in_use(const std::string& path) {
+  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return true;
+  bool locked = flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+  close(fd);
+  return locked;
+}
+
 // Agents come and go with every job: without this their logs would stay for ever.
 void remove_old(const std::string& directory) {
   DIR* dir = opendir(directory.c_str());
@@ -39,7 +49,7 @@ void remove_old(const std::string& directory) {
     std::string path = directory + "/" + name;
     struct stat info{};
     if (lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == getuid() &&
-        time(nullptr) - info.st_mtime > kKeepSeconds) {
+        time(nullptr) - info.st_mtime > kKeepSeconds && !in_use(path)) {
       unlink(path.c_str());
     }
   }
@@ -74,6 +84,7 @@ std::string Log::open(const std::string& directory, const std::string& agent) {
     path_.clear();
     return why;
   }
+  flock(fd, LOCK_EX | LOCK_NB);  // where a file system has no locks, age alone decides
   file_ = fdopen(fd, "a");
   bool written = std::fwrite(early_.data(), 1, early_.size(), file_) == early_.size() &&
                  std::fflush(file_) == 0;

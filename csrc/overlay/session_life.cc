@@ -482,7 +482,10 @@ std::string Session::summary() const {
 
 Fields Session::inspect() const {
   static const char* names[] = {"joining", "formed", "failed"};
-  RankSet here = local_ranks();
+  RankSet here = local_ranks(), living;
+  for (const auto& [rank, conn] : ranks_) {
+    if (!conn->gone()) living.add(rank);
+  }
   return {{"state", names[static_cast<int>(state_)]},
           {"epoch", std::to_string(epoch_)},
           {"index", std::to_string(index_)},
@@ -490,6 +493,7 @@ Fields Session::inspect() const {
           {"world_size", std::to_string(config_.world_size)},
           {"hosts", std::to_string(hosts_)},
           {"ranks", here.text()},
+          {"living", living.text()},
           {"children", std::to_string(children_.size())},
           {"mesh", std::to_string(mesh_.size())},
           {"keys", std::to_string(keys_.counters().keys)}};
