@@ -303,7 +303,7 @@ def _root(v: Variables, settings: Settings, method: _Method, found: Found) -> Ro
     host_name, host = v.text(*filter(None, ("MASTER_ADDR", found.root[0])))
     port_name, port = v.text(*filter(None, ("MASTER_PORT", found.root[1])))
     elastic = v.text("TORCHELASTIC_USE_AGENT_STORE")[1] == "True"
-    if host and (port or settings.port or found.port_key):
+    if host and (port or settings.root_port or found.port_key):
         address = parse_host(host, host_name, LaunchError).address
         number = parse_port(port, port_name, LaunchError) if port else 0
         found.origins["root"] = f"{host_name}={host}" + (f" {port_name}={port}" if port else "")
@@ -313,7 +313,7 @@ def _root(v: Variables, settings: Settings, method: _Method, found: Found) -> Ro
                     "TORCHELASTIC_USE_AGENT_STORE=True without TORCHELASTIC_RUN_ID: torchrun did "
                     f"not start this process, so perhaps nobody serves {host}:{port}; unset it then"
                 )
-            return RootHint("elastic", address, (number,))
+            return _elastic(settings, address, number, port_name)
         return RootHint("endpoint", address, _ports(settings, found, number))
     if host:
         raise LaunchError(
@@ -373,15 +373,26 @@ def _tcp(v: Variables, settings: Settings, method: _Method, found: Found) -> Roo
     owned = v.peek("TORCHELASTIC_USE_AGENT_STORE") == "True"
     master = v.peek("MASTER_ADDR").strip("[]"), v.peek("MASTER_PORT")
     if owned and master == (where.address, str(where.port)):
-        return RootHint("elastic", where.address, (where.port,))
+        return _elastic(settings, where.address, where.port, "MASTER_PORT")
     return RootHint("endpoint", where.address, _ports(settings, found, where.port))
+
+
+def _elastic(settings: Settings, address: str, port: int, port_name: str) -> RootHint:
+    if port == settings.root_port:
+        name = "COMMKIT_ONE_PORT" if settings.one_port else "COMMKIT_PORT"
+        raise LaunchError(
+            f"{name}={settings.root_port} is {port_name}, on which torchrun's store listens; give the "
+            "agents another port"
+        )
+    return RootHint("elastic", address, (port,))
 
 
 def _ports(settings: Settings, found: Found, given: int) -> tuple[int, ...]:
     """COMMKIT_PORT, else the port that was given, else candidates that all ranks derive alike."""
-    if settings.port:
-        found.origins["root_port"] = f"COMMKIT_PORT={settings.port}"
-        return (settings.port,)
+    if settings.root_port:
+        name = "COMMKIT_ONE_PORT" if settings.one_port else "COMMKIT_PORT"
+        found.origins["root_port"] = f"{name}={settings.root_port}"
+        return (settings.root_port,)
     if given:
         return (given,)
     found.origins["root_port"] = "derived from job, step and user"

@@ -40,6 +40,11 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
     ),
     "COMMKIT_PORT": ("1-65535", "unset", "the root agent's port"),
     "COMMKIT_PORT_RANGE": ("LOW-HIGH", "unset", "ports that other agents may listen on"),
+    "COMMKIT_ONE_PORT": (
+        "1-65535",
+        "unset",
+        "the port of every agent, the root's too, for firewalls; one job at a time on a host",
+    ),
     "COMMKIT_SECRET": (
         "8 to 1024 characters",
         "unset",
@@ -79,11 +84,22 @@ class Settings:
     ifname: str = ""
     port: int = 0
     port_range: tuple[int, int] = (0, 0)
+    one_port: int = 0
     secret: str = ""
     store: str = "auto"
     log_dir: str = ""
     tree_degree: int = 0
     heartbeat: float = 10.0
+
+    @property
+    def root_port(self) -> int:
+        """The root agent's port, 0: any."""
+        return self.one_port or self.port
+
+    @property
+    def agent_ports(self) -> tuple[int, int]:
+        """Lowest and highest port of the other agents, (0, 0): any."""
+        return (self.one_port, self.one_port) if self.one_port else self.port_range
 
 
 def _default_log_dir(env: Mapping[str, str]) -> str:
@@ -110,13 +126,24 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     def flag(name: str) -> bool:
         return text(name, "[01]") == "1"
 
-    port = text("COMMKIT_PORT", r"\d{1,5}")
-    if port and not 1 <= int(port) <= 65535:
-        raise _bad("COMMKIT_PORT", port)
+    def number(name: str) -> int:
+        value = text(name, r"\d{1,5}")
+        if value and not 1 <= int(value) <= 65535:
+            raise _bad(name, value)
+        return int(value or 0)
+
+    port, one_port = number("COMMKIT_PORT"), number("COMMKIT_ONE_PORT")
     bounds = text("COMMKIT_PORT_RANGE", r"\d{1,5}-\d{1,5}")
     low, high = (int(part) for part in bounds.split("-")) if bounds else (0, 0)
     if bounds and not 1 <= low <= high <= 65535:
         raise _bad("COMMKIT_PORT_RANGE", bounds)
+    if one_port:
+        for name in ("COMMKIT_PORT", "COMMKIT_PORT_RANGE"):
+            if env.get(name):
+                raise LaunchError(
+                    f"COMMKIT_ONE_PORT={one_port} and {name}={env[name]} are both set; unset one: "
+                    "COMMKIT_ONE_PORT is the port of every agent"
+                )
     beat = text("COMMKIT_HEARTBEAT", r"\d+(\.\d+)?")
     if beat and not 0.5 <= float(beat) <= 600:
         raise _bad("COMMKIT_HEARTBEAT", beat)
@@ -130,8 +157,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         job_id=text("COMMKIT_JOB_ID", r"[\x21-\x7e]{1,128}"),
         host_id=text("COMMKIT_HOST_ID", r"[\x21-\x7e]{1,64}"),
         ifname=text("COMMKIT_IFNAME", r"(\^=|\^|=)?[^,\s^=]+(,[^,\s^=]+)*"),
-        port=int(port or 0),
+        port=port,
         port_range=(low, high),
+        one_port=one_port,
         secret=text("COMMKIT_SECRET", r"(?s).{8,1024}"),
         store=text("COMMKIT_STORE", "auto|wire|python") or "auto",
         # Agents work in the root directory, so it must not depend on this process's.

@@ -103,9 +103,16 @@ std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>&
     } else {
       errors = "no free port in COMMKIT_PORT_RANGE=" + std::to_string(config.port_low) + "-" +
                std::to_string(config.port_high);
+      if (tries.size() == 1) {
+        errors =
+            "COMMKIT_ONE_PORT or COMMKIT_PORT_RANGE leaves one port, which agents cannot share "
+            "(end the other job, or give this one another port; hosts that share a network "
+            "namespace need a range)";
+      }
     }
   } else if (listening() && std::find(tries.begin(), tries.end(), port_) != tries.end()) {
-    return "";
+    if (hosts <= kHostsAListener || tcp_.size() > 1) return "";
+    tcp_.clear();  // whoever is in its queue dials again
   }
   for (uint16_t port : tries) {
     Bound bound = bind_tcp(port, false);

@@ -82,6 +82,10 @@ struct WaitingChild {
 constexpr const char* kFenceTag = "\1fence/";
 inline bool is_fence(const std::string& tag) { return tag.rfind(kFenceTag, 0) == 0; }
 
+// An agent of the previous job or epoch may still hold the port: one whose join has failed lingers
+// for three seconds.
+constexpr double kBindSeconds = 5.0, kBindAgain = 0.1;
+
 class Session {
  public:
   Session(Agent& agent, const Config& config);
@@ -197,7 +201,7 @@ class Session {
   void contact_held(StreamPtr stream);
   void contact_frame(uint16_t type, std::string_view payload);
   void welcome(std::string_view payload);
-  bool say_where();
+  void listen(double until, std::function<void()> then);
   void joined_parent(StreamPtr stream, int parent_index, const std::string& host);
   void root_contact_frame(int index, uint16_t type, std::string_view payload);
   void place(int index, bool under_root);

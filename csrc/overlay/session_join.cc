@@ -224,8 +224,11 @@ void Session::welcome(std::string_view payload) {
       early.stream->close();
     }
   }
-  if (listens_ && !say_where()) return;
-  if (stay) return joined_parent(root_stream_, parent, host);
+  if (stay) {
+    joined_parent(root_stream_, parent, host);
+    if (listens_) listen(now() + kBindSeconds, [] {});
+    return;
+  }
   std::vector<SocketAddress> to;
   for (const auto& address : addresses) {
     if (auto parsed = SocketAddress::parse(address, port)) to.push_back(*parsed);
@@ -243,25 +246,38 @@ void Session::welcome(std::string_view payload) {
     w.str(why);
     root_stream_->send_frame(kUnreachable, w.take());
   };
-  parent_dialer_ = Dialer::dial(loop_, std::move(to), hello(kChild), terms(), outcome);
+  auto dial = [this, to = std::move(to), outcome = std::move(outcome)] {
+    parent_dialer_ = Dialer::dial(loop_, to, hello(kChild), terms(), outcome);
+  };
+  if (!listens_) return dial();
+  // Before the parent is reached, since the root is then left.
+  listen(now() + kBindSeconds, dial);
 }
 
-// Only who is to have children listens.  False: it cannot.
-bool Session::say_where() {
+// Only who is to have children listens, and tells the root where; it is asked by the root alone.
+void Session::listen(double until, std::function<void()> then) {
+  uint64_t session = nonce_;
+  auto up = uplink();
+  if (state_ != State::kJoining || !up) return;
   std::string error = agent_.listen_tcp(config_, {});
   if (!error.empty()) {
-    fail_join("join", "host " + config_.host_name + " cannot listen: " + error);
-    return false;
+    if (now() > until) {
+      return fail_join("join", "host " + config_.host_name + " cannot listen: " + error);
+    }
+    end_timer_ = loop_.after(kBindAgain, [this, session, until, then = std::move(then)] {
+      if (is_session(session)) listen(until, then);
+    });
+    return;
   }
   // Where the route to the root leaves from is the best address to give to others.
   std::vector<std::string> addresses = agent_.addresses();
-  std::string mine = SocketAddress::local_of(root_stream_->fd()).unmapped().ip();
+  std::string mine = SocketAddress::local_of(up->fd()).unmapped().ip();
   addresses.erase(std::remove(addresses.begin(), addresses.end(), mine), addresses.end());
   addresses.insert(addresses.begin(), mine);
   Writer w;
   w.strs(addresses).u16(agent_.port());
-  root_stream_->send_frame(kListens, w.take());
-  return true;
+  up->send_frame(kListens, w.take());
+  then();
 }
 
 void Session::joined_parent(StreamPtr stream, int parent_index, const std::string& host) {

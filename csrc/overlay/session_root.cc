@@ -16,8 +16,6 @@ namespace commkit {
 
 namespace {
 
-// An agent of the previous epoch may still be closing the port.
-constexpr double kBindSeconds = 2.0;
 constexpr int kPublishTries = 10;
 constexpr double kComeAgainSeconds = 1.5;
 constexpr int kSmallestDegree = 8, kLargestDegree = 32;
@@ -43,6 +41,7 @@ void Session::become_root() {
   contact_.reset();
   if (root_stream_) root_stream_->close();
   root_stream_.reset();
+  loop_.cancel(end_timer_);
   root_ = std::make_unique<RootState>();
   std::string random = random_bytes(8);
   std::memcpy(&nonce_, random.data(), sizeof nonce_);
@@ -92,7 +91,7 @@ void Session::bind_root(double until) {
     if (config_.root_kind == RootKind::kEndpoint) start_contact();
     return fail("join", text);
   }
-  end_timer_ = loop_.after(0.05, [this, until] { bind_root(until); });
+  end_timer_ = loop_.after(kBindAgain, [this, until] { bind_root(until); });
 }
 
 void Session::root_is_bound() {
