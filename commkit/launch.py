@@ -381,8 +381,8 @@ def _elastic(settings: Settings, address: str, port: int, port_name: str) -> Roo
     if port == settings.root_port:
         name = "COMMKIT_ONE_PORT" if settings.one_port else "COMMKIT_PORT"
         raise LaunchError(
-            f"{name}={settings.root_port} is {port_name}, on which torchrun's store listens; give the "
-            "agents another port"
+            f"{name}={settings.root_port} is {port_name}, on which torchrun's store listens; "
+            "give the agents another port"
         )
     return RootHint("elastic", address, (port,))
 
