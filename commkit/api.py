@@ -40,6 +40,10 @@ log = logging.getLogger("commkit")
 #: Seconds that destroy_process_group waits for ranks that have not finished creating their groups.
 LEAVE_TIMEOUT = 30.0
 
+#: gloo connects all pairs of ranks when it creates a group, so that an operation's timeout holds
+#: from the first one.  In larger worlds that takes longer than the contacts that are needed.
+EAGER_WORLD = 32
+
 #: A reset connection reaches a rank before the agents' report of who died; it may take this long.
 _REPORT_DELAY = 2.0
 
@@ -86,7 +90,9 @@ def init_process_group(
     that the running torch has besides.  `timeout` (torch's default: 10 minutes for nccl, 30
     otherwise) is also the one deadline of the join.  RANK, WORLD_SIZE, LOCAL_RANK and
     LOCAL_WORLD_SIZE are set in os.environ where absent, until the group is destroyed.
-    gloo connects lazily on torch >= 2.8 unless TORCH_GLOO_LAZY_INIT is set.
+    In worlds of more than EAGER_WORLD ranks gloo connects lazily on torch >= 2.8 unless
+    TORCH_GLOO_LAZY_INIT is set; then a first contact with a peer that does not come waits for five
+    times the group's timeout, whatever the operation's own.
 
     With `store`, the backends fake and mpi, an init_method of a scheme that another library has
     registered, or COMMKIT_DISABLE=1, torch's own function does all the work.
@@ -325,7 +331,8 @@ def _variables(world: overlay.World, names: set[str]) -> dict[str, str]:
         "LOCAL_RANK": str(me.local_rank),
         "LOCAL_WORLD_SIZE": str(me.local_world_size),
     }
-    if names & {"gloo", "undefined"} and _torch_version() >= (2, 8):
+    large = me.world_size > EAGER_WORLD
+    if large and names & {"gloo", "undefined"} and _torch_version() >= (2, 8):
         # torch reads it whenever it makes a gloo group, so later groups are lazy as well.
         variables["TORCH_GLOO_LAZY_INIT"] = "1"
     if names & {"gloo", "undefined"} and me.interface:

@@ -6,6 +6,7 @@ import datetime
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -160,7 +161,8 @@ def test_torch_s_own_barrier_after_init_still_works(tmp_path):
     assert torch_jobs.run(_sum, 4, "gloo", env=env, log_dir=tmp_path) == [10.0] * 4
 
 
-def _lazy():
+def _lazy(largest):
+    api.EAGER_WORLD = largest
     commkit.init_process_group("gloo", timeout=MINUTE)
     seen = os.environ.get("TORCH_GLOO_LAZY_INIT")
     dist.destroy_process_group()
@@ -168,12 +170,40 @@ def _lazy():
 
 
 @pytest.mark.skipif(api._torch_version() < (2, 8), reason="torch < 2.8 has no lazy gloo")
-@pytest.mark.parametrize(("given", "during"), [("", "1"), ("0", "0")])
-def test_gloo_is_lazy_unless_the_user_said_otherwise(tmp_path, given, during):
+@pytest.mark.parametrize(
+    ("given", "largest", "during"),
+    [("", 1, None), ("", 0, "1"), ("0", 0, "0"), ("1", 1, "1")],
+)
+def test_gloo_is_lazy_in_large_worlds_unless_the_user_said_otherwise(
+    tmp_path, given, largest, during
+):
     with torch_jobs.Job(1, log_dir=tmp_path) as job:
-        job.start(0, _lazy, env={"TORCH_GLOO_LAZY_INIT": given})
+        job.start(0, _lazy, largest, env={"TORCH_GLOO_LAZY_INIT": given})
         outcome = job.outcomes()[0]
     assert outcome.value == (during, given or None), outcome.trace
+
+
+def _absent(path):
+    commkit.init_process_group("gloo", timeout=MINUTE)
+    if dist.get_rank() == 1:
+        while not os.path.exists(path):
+            time.sleep(0.02)
+        os._exit(0)
+    try:
+        dist.monitored_barrier(timeout=datetime.timedelta(milliseconds=200))
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        open(path, "w").close()
+
+
+def test_an_operation_s_own_timeout_holds_for_a_peer_that_never_did_anything(tmp_path):
+    # Connected lazily, gloo would wait five minutes here: five times the group's timeout.
+    with torch_jobs.Job(2, log_dir=tmp_path) as job:
+        for rank in range(2):
+            job.start(rank, _absent, str(tmp_path / "over"))
+        outcomes = job.outcomes()
+    assert "Rank 1 failed to pass monitoredBarrier in 200 ms" in outcomes[0].value
 
 
 # --- Where torch does it all ------------------------------------------------------------------
