@@ -16,6 +16,7 @@ BARS = $(shell find benchmarks -maxdepth 1 -name '[!_]*.py' -perm -u+x | LC_ALL=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bars clean distclean native format format-check lint types layers
+.PHONY: torch-suite torch-suite-record
 
 help:
 	@echo 'make demo    start-up by phase beside stock torch, then an all-reduce sweep'
@@ -24,6 +25,8 @@ help:
 	@echo 'make bars    every benchmark against its bounds'
 	@echo 'make native  build commkit._C and commkit-agent in place'
 	@echo 'make format  rewrite Python and C++ in the house style'
+	@echo "make torch-suite         torch's own tests through commkit, beside what stock torch does"
+	@echo 'make torch-suite-record  record what stock torch does: once for a version of torch'
 	@echo 'make clean   remove what was built (distclean: .venv too)'
 
 demo: native
@@ -33,6 +36,12 @@ test: native
 	$(PY) tests/run_sets.py $(RERUNS)
 
 check: format-check lint types layers test
+
+torch-suite: native
+	$(PY) -m pytest tests/torch_suite
+
+torch-suite-record: native
+	$(PY) tests/torch_suite/runs.py
 
 # Each benchmark runs even if one before it fell short; the exit status tells whether any did.
 bars: native

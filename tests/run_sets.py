@@ -1,8 +1,9 @@
-"""Runs the tests in two sets side by side, since most tests wait for something: make test.
+"""Runs the tests in three sets side by side, since most tests wait for something: make test.
 
-The sets do not meet: the fabric's agents live in network namespaces of their own, and the rest of
-the first set starts none.  Arguments go to both.  The first set's output is shown at the end, or
-when the run is cut short.
+The sets do not meet: the fabric's agents live in network namespaces of their own, the rest of the
+first set starts none, and agents of the others know only their own jobs.  Arguments go to all.
+The last set's output is shown as it comes, that of the others at the end, or when the run is cut
+short.
 """
 
 from __future__ import annotations
@@ -12,24 +13,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-FIRST = ["tests/unit", "tests/packaging", "tests/fabric"]
-SECOND = ["tests/loopback"]
-OUTPUT = Path("build/tests-1.txt")
+SETS = [
+    ["tests/unit", "tests/packaging", "tests/fabric"],
+    ["tests/torch_suite"],
+    ["tests/loopback"],
+]
+OUTPUT = Path("build")
 
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with OUTPUT.open("w") as output:
-        first = subprocess.Popen([*pytest, *FIRST], stdout=output, stderr=subprocess.STDOUT)
-        try:
-            second = subprocess.run([*pytest, *SECOND]).returncode
-            return first.wait() or second
-        finally:
-            first.terminate()
-            first.wait()
-            print(OUTPUT.read_text(), flush=True)
+    files = [OUTPUT / f"tests-{number}.txt" for number in range(1, len(SETS))]
+    others = []
+    try:
+        for tests, file in zip(SETS, files, strict=False):
+            with file.open("w") as output:
+                command = [*pytest, *tests]
+                others.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+        last = subprocess.run([*pytest, *SETS[-1]]).returncode
+        return next(filter(None, [other.wait() for other in others]), last)
+    finally:
+        for other in others:
+            other.terminate()
+        for other, file in zip(others, files, strict=False):
+            other.wait()
+            print(file.read_text(), flush=True)
 
 
 if __name__ == "__main__":
