@@ -112,10 +112,13 @@ class Host:
 
 
 class Fabric:
-    """Networks and hosts; a context manager.  Hosts made later ask `nameserver`, if one is set."""
+    """Networks and hosts; a context manager.  Hosts made later ask `nameserver`, if one is set.
 
-    def __init__(self):
-        self.prefix = f"commkit-{os.getpid()}-"
+    `label` tells the fabrics of one process apart, where a second one exists at the same time.
+    """
+
+    def __init__(self, label=""):
+        self.prefix = f"commkit-{os.getpid()}-{label}"
         self.nameserver = ""
         self.grace_seconds = GRACE_SECONDS
         self.namespaces = []
