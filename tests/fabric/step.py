@@ -21,9 +21,9 @@ from commkit.errors import CommkitError
 
 
 def say(**what):
-    # Below mpiexec SLURM_PROCID is that of Hydra's proxy.
-    rank = os.environ.get("PMI_RANK") or os.environ["SLURM_PROCID"]
-    line = {"rank": int(rank), **what}
+    # Below mpiexec SLURM_PROCID is that of its daemon.
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    line = {"rank": int(next(filter(None, map(os.environ.get, names)))), **what}
     file = os.open(os.environ["RESULTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, (json.dumps(line) + "\n").encode())
     os.close(file)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import environment
+from ranks import environment, variables_of
 
 pytestmark = [pytest.mark.fabric, pytest.mark.timeout(120)]
 
@@ -70,7 +70,7 @@ def test_one_torchrun_a_host(fabric, tmp_path, rendezvous):
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
 
 
-#: What Hydra calls in place of ssh: [-x] HOST COMMAND...
+#: What Hydra and Open MPI call in place of ssh: [-x] HOST COMMAND...
 REMOTE_SHELL = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1
@@ -79,18 +79,41 @@ exec ip netns exec {prefix}$host unshare --uts sh -c 'hostname "$0" && eval "$*"
 """
 
 
-@pytest.mark.mpiexec
-def test_one_mpiexec_starts_hosts_and_mpi4py_finds_the_root(fabric, tmp_path, mpiexec):
+def flags_of(mpi, program, shell):
+    """(flags, variables) that make an mpiexec start two ranks on each of three hosts."""
+    if mpi == "mpich":
+        hosts = ("-hosts", "gpu-1,gpu-2,gpu-3", "-ppn", "2", "-n", "6")
+        return ("-launcher", "ssh", "-launcher-exec", shell, *hosts), {"FI_PROVIDER": "tcp"}
+    flags = ("--prtemca", "plm_ssh_agent", shell, "--host", "gpu-1:2,gpu-2:2,gpu-3:2", "-n", "6")
+    flags += ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
+    return flags, variables_of(program)
+
+
+@pytest.mark.parametrize("root", ["mpi", "endpoint"])
+@pytest.mark.parametrize(
+    "mpi",
+    [
+        pytest.param("mpich", marks=pytest.mark.mpiexec),
+        pytest.param("openmpi", marks=pytest.mark.openmpi),
+    ],
+)
+def test_one_mpiexec_starts_hosts_that_find_the_root(request, fabric, tmp_path, mpi, root):
+    """By one broadcast of mpi4py, or where MASTER_ADDR and MASTER_PORT are exported."""
+    program = request.getfixturevalue("mpiexec" if mpi == "mpich" else "openmpi")
     gpu = fabric.hosts(3)
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
     shell = tmp_path / "shell"
     shell.write_text(REMOTE_SHELL.format(prefix=fabric.prefix))
     shell.chmod(0o755)
-    flags = ("-launcher", "ssh", "-launcher-exec", shell, "-hosts", "gpu-1,gpu-2,gpu-3")
-    command = (mpiexec, *flags, "-ppn", "2", "-n", "6", sys.executable, worker)
-    found = results(start(fabric, gpu[0], tmp_path, *command, FI_PROVIDER="tcp"))
+    flags, env = flags_of(mpi, program, shell)
+    if root == "endpoint":
+        master = {"MASTER_ADDR": "gpu-1", "MASTER_PORT": "29500"}
+        export = [f for name in master for f in ("-x", name)] if mpi == "openmpi" else []
+        flags, env = (*flags, *export), {**env, **master}
+    command = (program, *flags, sys.executable, worker)
+    found = results(start(fabric, gpu[0], tmp_path, *command, **env))
     assert [line["local"] for line in found] == [0, 1, 0, 1, 0, 1]
-    assert {(line["hosts"], line["root"]) for line in found} == {(3, "mpi")}
+    assert {(line["hosts"], line["root"]) for line in found} == {(3, root)}
     (names,) = {tuple(line["names"]) for line in found}
     assert list(names) == [f"{rank}@gpu-{rank // 2 + 1}" for rank in range(6)]

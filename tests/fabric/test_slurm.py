@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks import variables_of
 from slurm import NODES, Slurm, Step, why_not
 
 from commkit.topology import hostlist
@@ -214,9 +215,19 @@ def test_a_heterogeneous_step_is_one_world(srun, cluster):
 
 
 @pytest.mark.mpiexec
-def test_ranks_of_an_mpiexec_in_salloc_meet_by_mpi(srun, mpiexec):
+def test_ranks_of_mpich_s_mpiexec_in_salloc_meet_by_mpi(srun, mpiexec):
     inside = ("salloc", "-N4", "-n8", mpiexec, "-n", "8")
-    lines = srun("meet", inside=inside, FI_PROVIDER="tcp").met()
+    check_met_by_mpi(srun("meet", inside=inside, FI_PROVIDER="tcp").met())
+
+
+@pytest.mark.openmpi
+def test_ranks_of_open_mpi_s_mpiexec_in_salloc_meet_by_mpi(srun, openmpi):
+    flags = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "-n", "8")
+    inside = ("salloc", "-N4", "-n8", openmpi, *flags)
+    check_met_by_mpi(srun("meet", inside=inside, **variables_of(openmpi)).met())
+
+
+def check_met_by_mpi(lines):
     assert [line["rank"] for line in lines] == list(range(8))
     assert {(line["hosts"], line["root"][0]) for line in lines} == {(4, "mpi")}
     assert {tuple(line["local"]) for line in lines} == {(0, 2), (1, 2)}
