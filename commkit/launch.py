@@ -27,7 +27,7 @@ from commkit.endpoint import (
     parse_port,
 )
 from commkit.errors import LaunchError, UsageError
-from commkit.launchers import Found, Variables
+from commkit.found import Found, Variables
 from commkit.settings import Settings, load
 
 #: How many ports the root may try where nobody gave one.

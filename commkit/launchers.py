@@ -10,110 +10,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+from commkit import pods
 from commkit.errors import LaunchError, UsageError
+from commkit.found import Found, Variables
 from commkit.topology import hostlist
-
-#: Variables by which a launcher shows; those set but not used are reported as ignored.
-SIGNS = re.compile(
-    r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|USE_AGENT_STORE)"
-    r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS|STEP_ID|STEP_NUM_TASKS|STEP_NODELIST|JOB_NODELIST)"
-    r"|SLURM_(STEP_)?TASKS_PER_NODE"
-    r"|OMPI_COMM_WORLD_(LOCAL_)?(RANK|SIZE)|PMI_(RANK|SIZE)|MPI_LOCAL(RANKID|NRANKS)"
-    r"|PMIX_(RANK|NAMESPACE)|(MV2|MVP)_COMM_WORLD_(LOCAL_)?(RANK|SIZE)"
-    r"|JOB_COMPLETION_INDEX|PET_(NNODES|NODE_RANK|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT)"
-)
 
 #: Step ids of slurm.h that are no step of srun: pending, extern, batch, interactive.
 _NO_STEPS = {str(0xFFFFFFFD), str(0xFFFFFFFC), str(0xFFFFFFFB), str(0xFFFFFFFA)}
 _NO_STEPS |= {"batch", "extern", "interactive"}
-
-
-class Variables:
-    """The environment; notes what was used.  An empty value counts as unset."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.used: set[str] = set()
-
-    def text(self, *names: str) -> tuple[str, str]:
-        """(name, value) of the first that is set; ("", "") if none is."""
-        for name in names:
-            if value := self._environ.get(name, "").strip():
-                self.used.add(name)
-                return name, value
-        return "", ""
-
-    def has(self, *names: str) -> bool:
-        """Are all of them set?  Looking does not count as using."""
-        return all(self._environ.get(name, "").strip() for name in names)
-
-    def peek(self, name: str) -> str:
-        return self._environ.get(name, "").strip()
-
-    def ignored(self) -> tuple[str, ...]:
-        found = (n for n in self._environ if SIGNS.fullmatch(n) and n not in self.used)
-        return tuple(f"{name}={self._environ[name]}" for name in sorted(found) if self.has(name))
-
-
-@dataclass(slots=True)
-class Found:
-    """What one launcher says.  nodes: the hosts' names, if it lists them, in its own order."""
-
-    launcher: str
-    rank: int = -1
-    world_size: int = -1
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    nodes: tuple[str, ...] = ()
-    on_first_node: bool | None = None
-    job_id: str = ""
-    root: tuple[str, str] = ("", "")  # variables that hold the root's host and port
-    port_key: str = ""  # ports may be derived from it: equal on all ranks
-    several_hosts: bool | None = None
-    origins: dict[str, str] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
-
-    def read(self, variables: Variables, what: str, *names: str) -> int | None:
-        """The first of `names` that is set, as a whole number, with its origin noted."""
-        name, value = variables.text(*names)
-        if not name:
-            return None
-        if not re.fullmatch("[0-9]{1,9}", value):
-            raise LaunchError(
-                f"{name}={value!r}: expected a whole number, 0 or more; correct or unset it"
-            )
-        self.origins[what] = f"{name}={value}"
-        return int(value)
-
-    def need(self, variables: Variables, what: str, *names: str) -> int:
-        value = self.read(variables, what, *names)
-        if value is None:
-            other = next(iter(self.origins.values()), self.launcher)
-            raise LaunchError(
-                f"{' or '.join(names)} is not set, though {other}: the {what.replace('_', ' ')} is "
-                f"unknown; set {names[-1]}, or pass rank= and world_size="
-            )
-        return value
-
-    def check_local(self) -> None:
-        """Local values that contradict others are dropped: the agents find the true ones."""
-        rank, size = self.local_rank, self.local_world_size
-        world = self.origins.get("world_size", "")
-        wrong = ""
-        if size is not None and rank is not None and rank >= size:
-            wrong = f"{self.origins['local_rank']} does not fit {self.origins['local_world_size']}"
-        elif size is not None and not 1 <= size <= self.world_size:
-            wrong = f"{self.origins['local_world_size']} does not fit {world}"
-        elif rank is not None and rank >= self.world_size:
-            wrong = f"{self.origins['local_rank']} does not fit {world}"
-        if wrong:
-            self.doubts.append(f"{wrong}: both are found out by comparing hosts instead")
-            self.local_rank = self.local_world_size = None
-            self.origins.pop("local_rank", None)
-            self.origins.pop("local_world_size", None)
 
 
 def torchrun(v: Variables) -> Found | None:
@@ -126,10 +32,10 @@ def torchrun(v: Variables) -> Found | None:
 def _torch_variables(v: Variables, launcher: str) -> Found:
     found = Found(launcher)
     # Kubeflow's operators write these too; then RANK may number pods, which only torchrun splits.
-    pods = not v.has("LOCAL_RANK") and (v.has("PET_NODE_RANK") or v.has("JOB_COMPLETION_INDEX"))
-    if pods:
+    in_pod = not v.has("LOCAL_RANK") and (v.has("PET_NODE_RANK") or v.has("JOB_COMPLETION_INDEX"))
+    if in_pod:
         found.launcher = "kubernetes"
-        _one_process_a_pod(v)
+        pods.one_process_a_pod(v, found)
     found.rank = found.need(v, "rank", "RANK")
     found.world_size = found.need(v, "world_size", "WORLD_SIZE")
     found.local_rank = found.read(v, "local_rank", "LOCAL_RANK")
@@ -144,8 +50,8 @@ def _torch_variables(v: Variables, launcher: str) -> Found:
     found.job_id = run
     if name:
         found.origins["job_id"] = f"{name}={run}"
-    elif pods:
-        _pod_job(v, found)
+    elif in_pod:
+        pods.name_job(v, found)
     return found
 
 
@@ -364,45 +270,6 @@ def pmix(v: Variables) -> Found | None:
     return _mpi(v, found, name)
 
 
-def kubernetes(v: Variables) -> Found | None:
-    """Indexed Jobs and JobSets (JOB_COMPLETION_INDEX), Kubeflow (PET_*), one process a pod."""
-    if not v.has("JOB_COMPLETION_INDEX") and not v.has("PET_NODE_RANK"):
-        return None
-    _one_process_a_pod(v)
-    found = Found("kubernetes")
-    found.rank = found.need(v, "rank", "RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
-    nodes = v.peek("PET_NNODES")
-    if ":" in nodes and not v.has("WORLD_SIZE"):
-        raise LaunchError(
-            f"PET_NNODES={nodes!r}: an elastic number of pods needs torchrun; start the program "
-            "by torchrun, or give one number"
-        )
-    names = ("PET_NNODES", "WORLD_SIZE") if not v.has("WORLD_SIZE") else ("WORLD_SIZE",)
-    found.world_size = found.need(v, "world_size", *names)
-    found.local_rank = found.read(v, "local_rank", "LOCAL_RANK")
-    found.local_world_size = found.read(v, "local_world_size", "LOCAL_WORLD_SIZE")
-    if v.has("PET_MASTER_ADDR", "PET_MASTER_PORT"):
-        found.root = ("PET_MASTER_ADDR", "PET_MASTER_PORT")
-    _pod_job(v, found)
-    return found
-
-
-def _pod_job(v: Variables, found: Found) -> None:
-    # Kubernetes sets no variable with the job's name; manifests that need it use these.
-    name, found.job_id = v.text("JOBSET_NAME", "JOB_NAME")
-    if name:
-        found.origins["job_id"] = f"{name}={found.job_id}"
-
-
-def _one_process_a_pod(v: Variables) -> None:
-    name, value = v.text("PET_NPROC_PER_NODE")
-    if name and value != "1" and not v.has("LOCAL_RANK"):
-        raise LaunchError(
-            f"{name}={value!r} asks for several processes a pod, which torchrun starts; this one "
-            "was not started by torchrun: use `torchrun SCRIPT` as the pod's command"
-        )
-
-
 def leftovers(v: Variables) -> Found | None:
     """No launcher is complete: RANK and WORLD_SIZE without an endpoint, or a mistake."""
     if v.has("RANK") or (v.has("WORLD_SIZE") and v.peek("WORLD_SIZE") != "1"):
@@ -436,7 +303,7 @@ LAUNCHERS: dict[str, Callable[[Variables], Found | None]] = {
     "openmpi": openmpi,
     "mpich": mpich,
     "pmix": pmix,
-    "kubernetes": kubernetes,
+    "kubernetes": pods.kubernetes,
 }
 
 

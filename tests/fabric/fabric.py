@@ -57,9 +57,9 @@ class Host:
         etc = ETC / self.namespace
         etc.mkdir(parents=True)
         self.hosts = etc / "hosts"
+        self.resolver = etc / "resolv.conf"
         self.set_hosts()
-        self.resolv = etc / "resolv.conf"
-        self.resolv.write_text(f"nameserver {fabric.nameserver or NO_NAMESERVER}\n")
+        self.set_resolver()
         _sysctl(
             self.namespace,
             # Addresses are usable at once, not after a second of looking for duplicates.
@@ -73,6 +73,11 @@ class Host:
     def set_hosts(self, *lines):
         """/etc/hosts of this host.  Written in place: running processes have it mounted."""
         self.hosts.write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *lines]) + "\n")
+
+    def set_resolver(self, *lines):
+        """/etc/resolv.conf of this host."""
+        nameserver = f"nameserver {self.fabric.nameserver or NO_NAMESERVER}"
+        self.resolver.write_text("\n".join([nameserver, *lines]) + "\n")
 
     def ip(self, *lines):
         _batch(self.namespace, *lines)
