@@ -97,3 +97,20 @@ def test_pods_that_start_before_rank_0_and_its_name_meet(fabric, tmp_path, name)
     assert [value["hosts"] for value in values] == [4] * 4
     assert [value["local"] for value in values] == [[0, 1]] * 4
     assert len({value["epoch"] for value in values}) == 1
+
+
+def test_a_root_that_has_moved_is_found_though_the_dns_still_knew_its_old_address(
+    fabric, tmp_path
+):
+    """The pod of rank 0 was deleted and made anew: its name leads nowhere for a while."""
+    with Nameserver(fabric, "10.77.0.254") as nameserver:
+        pods = Pods(fabric, nameserver, "pytorchjob", tmp_path)
+        nameserver.names[pods.names[0]] = "10.77.0.99"
+        pods.start(1, 2, 3)
+        # Whoever asks again has dialled in vain.
+        nameserver.wait_for(pods.names[0], times=12)
+        pods.start(0)
+        pods.wait_for_log("root of a world of 4 ranks")
+        pods.become_ready(0)
+        values = pods.values()
+    assert [value["hosts"] for value in values] == [4] * 4
