@@ -340,7 +340,7 @@ def test_a_host_that_looked_for_the_root_before_the_join_failed_hears_that_it_ha
     """Its first hello is older than the failure; the one that arrives says how old by now."""
     with jobs([2, 1]) as job:
         job.start(2, learns)
-        until(lambda: "listening on port" in job.log_text(1))
+        until(lambda: "rank 2 have come" in job.log_text(1))
         time.sleep(0.2)
         late = job.agent_of(1)
         os.kill(late, signal.SIGSTOP)
