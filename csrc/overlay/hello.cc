@@ -21,17 +21,15 @@ namespace {
 constexpr double kHelloSeconds = 5.0;
 constexpr double kRedialSeconds = 0.05, kLongestRedial = 1.0;
 
-std::string acceptor_mac(const std::string& secret, const std::string& hello,
-                         const std::string& nonce) {
-  return hmac_sha256(secret, "acceptor" + nonce + hello);
-}
-
-std::string initiator_mac(const std::string& secret, const std::string& hello,
-                          const std::string& nonce) {
-  return hmac_sha256(secret, "initiator" + nonce + hello);
-}
-
 }  // namespace
+
+// The lengths keep two different pairs of nonce and hello from being the same bytes.
+std::string handshake_mac(const std::string& secret, const char* side, const std::string& nonce,
+                          const std::string& hello) {
+  Writer w;
+  w.str(side).str(nonce).str(hello);
+  return hmac_sha256(secret, w.take());
+}
 
 double jitter() {
   static std::mt19937 generator{std::random_device{}()};
@@ -81,6 +79,8 @@ Hello Hello::decode(std::string_view payload, std::string& nonce) {
   h.addresses = r.strs();
   h.port = r.u16();
   nonce = r.str();
+  if (h.kind != kContact && h.index <= 0) throw BadFrame("a place in the tree that cannot be");
+  if (!r.done()) throw BadFrame("a hello is followed by something else");
   return h;
 }
 
@@ -219,12 +219,12 @@ void Dialer::answered(uint16_t type, std::string_view payload) {
   if (type == kChallenge && !terms_.secret.empty()) {
     Reader r(payload);
     std::string nonce = r.str(), mac = r.str();
-    if (!equal_in_constant_time(mac, acceptor_mac(terms_.secret, sent_, nonce))) {
+    if (!equal_in_constant_time(mac, handshake_mac(terms_.secret, "acceptor", nonce, sent_))) {
       return fail_one(stream_->peer() + " does not know this job's COMMKIT_SECRET");
     }
     proven_ = true;
     Writer w;
-    w.str(initiator_mac(terms_.secret, sent_, nonce));
+    w.str(handshake_mac(terms_.secret, "initiator", nonce, sent_));
     stream_->send_frame(kProof, w.take());
     return;
   }
@@ -360,9 +360,9 @@ void Acceptor::frame(uint16_t type, std::string_view payload) {
     }
     if (job_.secret.empty()) return take();
     nonce_ = random_bytes(16);
-    expected_ = initiator_mac(job_.secret, seen_, nonce_);
+    expected_ = handshake_mac(job_.secret, "initiator", nonce_, seen_);
     Writer w;
-    w.str(nonce_).str(acceptor_mac(job_.secret, seen_, nonce_));
+    w.str(nonce_).str(handshake_mac(job_.secret, "acceptor", nonce_, seen_));
     stream_->send_frame(kChallenge, w.take());
     return;
   }

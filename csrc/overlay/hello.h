@@ -25,6 +25,11 @@ namespace commkit {
 // Between 0.5 and 1.5, so that those who try again do not do so together.
 double jitter();
 
+// What `side` ("acceptor" or "initiator") shows to prove that it knows the secret: over the other
+// side's nonce and the hello as it went over the wire.
+std::string handshake_mac(const std::string& secret, const char* side, const std::string& nonce,
+                          const std::string& hello);
+
 enum HelloKind : uint8_t { kContact = 0, kChild = 1, kMesh = 2 };
 
 // How a hello begins in every version, so that two of them can name each other and their hosts.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
 import socket
 import struct
@@ -12,6 +14,8 @@ import pytest
 from overlay_jobs import Job, until
 
 from commkit import _C, errors
+
+pytestmark = pytest.mark.timeout(300)  # the first test may have to build the sanitized agent
 
 SECRET = {"COMMKIT_SECRET": "correct horse battery"}
 
@@ -104,8 +108,8 @@ def answers(port, *payloads, kind=64):
 
 
 @pytest.mark.parametrize("stranger", [connect_and_close, speak_http, send_random])
-def test_a_stranger_is_counted_and_the_job_forms(jobs, stranger):
-    with jobs([1, 1]) as job:
+def test_a_stranger_is_counted_and_the_job_forms(checked_jobs, stranger):
+    with checked_jobs([1, 1]) as job:
         job.start(0, waits)
         port = listening(job)
         for _ in range(3):
@@ -158,12 +162,14 @@ MALFORMED = {
     "cut": hello(b"x" * 32)[:40],
     "a length beyond the frame": hello(b"x" * 32)[:5] + b"\xff\xff\xff\xff" + b"x" * 40,
     "many addresses": hello(b"x" * 32)[:-15] + b"\xff\xff\xff\x7f",
+    "more behind it": hello(b"x" * 32) + hello(b"x" * 32),
+    "a child without a place": hello(b"x" * 32, kind=1),
 }
 
 
 @pytest.mark.parametrize("payload", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_malformed_hello_is_counted_once_and_answered_by_nothing(jobs, payload):
-    with jobs([1, 1]) as job:
+def test_a_malformed_hello_is_counted_once_and_answered_by_nothing(checked_jobs, payload):
+    with checked_jobs([1, 1]) as job:
         job.start(0, waits)
         assert answers(listening(job), payload) == b""
         until(lambda: strangers(job))
@@ -173,8 +179,8 @@ def test_a_malformed_hello_is_counted_once_and_answered_by_nothing(jobs, payload
 
 
 @pytest.mark.parametrize("kind", [0, 65, 67, 71, 80, 96, 9999])
-def test_a_message_out_of_order_is_dropped(jobs, kind):
-    with jobs([1, 1]) as job:
+def test_a_message_out_of_order_is_dropped(checked_jobs, kind):
+    with checked_jobs([1, 1]) as job:
         job.start(0, waits)
         answers(listening(job), b"\0" * 64, kind=kind)
         until(lambda: strangers(job))
@@ -228,8 +234,8 @@ def test_two_jobs_on_one_port_do_not_disturb_each_other(jobs, rank_server, tmp_p
     ],
     ids=["wrong", "missing on a host", "missing at the root"],
 )
-def test_a_secret_that_differs_is_named_on_both_sides(jobs, root, other, said):
-    with jobs([1, 1]) as job:
+def test_a_secret_that_differs_is_named_on_both_sides(checked_jobs, root, other, said):
+    with checked_jobs([1, 1]) as job:
         job.start(0, tries, 4, env=root)
         job.start(1, tries, 4, env=other)
         (_, at_root, _), (kind, text_, _) = job.values()
@@ -237,6 +243,30 @@ def test_a_secret_that_differs_is_named_on_both_sides(jobs, root, other, said):
         assert "COMMKIT_SECRET" in text_ and said in text_
         assert "horse" not in text_ + at_root + job.log_text()
         assert "COMMKIT_SECRET" in at_root + job.log_text(0), "the root's side tells nothing"
+
+
+def test_a_proof_covers_side_nonce_and_hello_each_by_itself(jobs):
+    """A proof made for one hello must be none for another, wherever nonce and hello are cut."""
+    secret = SECRET["COMMKIT_SECRET"].encode()
+    with jobs([1, 1], env=SECRET) as job:
+        job.start(0, waits)
+        port = listening(job)
+        said = hello(hashlib.sha256(b"job " + job.env["COMMKIT_JOB_ID"].encode()).digest())
+        with socket.create_connection(("127.0.0.1", port), 10) as it:
+            it.settimeout(10)
+            it.sendall(frame(64, said))
+            challenge = it.recv(65536)
+            assert struct.unpack_from("<IHH", challenge) == (len(challenge) - 8, 65, PROTOCOL)
+            nonce, proof = challenge[12:28], challenge[32:]
+            covered = text(b"acceptor") + text(nonce) + text(said)
+            assert proof == hmac.digest(secret, covered, "sha256")
+            # Its own proof given back proves nothing.
+            it.sendall(frame(66, text(proof)))
+            assert it.recv(100) == b""
+        until(lambda: strangers(job))
+        assert "does not know this job's COMMKIT_SECRET" in job.log_text(0)
+        job.start(1, waits)
+        job.values()
 
 
 def test_a_host_with_another_secret_does_not_end_the_job_of_the_others(jobs):
@@ -250,8 +280,8 @@ def test_a_host_with_another_secret_does_not_end_the_job_of_the_others(jobs):
         job.values(0, 1)
 
 
-def test_a_world_with_a_secret_forms_a_deep_tree(jobs):
-    with jobs([1] * 6, env={**SECRET, "COMMKIT_TREE_DEGREE": "1"}) as job:
+def test_a_world_with_a_secret_forms_a_deep_tree(checked_jobs):
+    with checked_jobs([1] * 6, env={**SECRET, "COMMKIT_TREE_DEGREE": "1"}) as job:
         job.start_all(waits)
         job.values()
 
