@@ -2,6 +2,7 @@
 // BadFrame.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -66,7 +67,7 @@ class Reader {
     uint32_t count = u32();
     need(count * uint64_t{4});  // each string has at least its length
     std::vector<std::string> vs;
-    vs.reserve(count);
+    vs.reserve(std::min<uint32_t>(count, 1024));  // a count alone costs no memory
     for (uint32_t i = 0; i < count; ++i) vs.push_back(str());
     return vs;
   }

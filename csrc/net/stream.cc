@@ -18,6 +18,12 @@
 
 namespace commkit {
 
+namespace {
+
+constexpr size_t kMostAhead = 1 << 20;
+
+}  // namespace
+
 std::string frame(uint16_t type, std::string_view payload) {
   return frame(type, payload, protocol_version());
 }
@@ -121,7 +127,8 @@ bool Stream::take_frames() {
       return false;
     }
     if (in_.size() - at - kFrameHeader < length) {
-      in_.reserve(at + kFrameHeader + length);
+      // Memory follows the bytes that came, not those announced.
+      in_.reserve(at + kFrameHeader + std::min<size_t>(length, kMostAhead));
       break;
     }
     if (traffic_) {
@@ -130,6 +137,10 @@ bool Stream::take_frames() {
     }
     auto call = on_frame_;  // a frame's handler may install the next one's
     auto call_foreign = on_foreign_;
+    if (!foreign && !call && !closing_) {
+      broken(peer_ + " spoke before it was its turn");
+      return false;
+    }
     try {
       std::string_view payload = std::string_view(in_).substr(at + kFrameHeader, length);
       if (foreign) {

@@ -126,8 +126,7 @@ std::optional<KvReply> KeyTable::take(KvRequest& q) {
       reply.number = static_cast<int64_t>(values_.size());
       return reply;
     case KvOp::kListKeys:
-      reply.keys.reserve(values_.size());
-      for (const auto& [key, value] : values_) reply.keys.push_back(key);
+      reply.keys = keys();
       return reply;
     case KvOp::kQueuePush: {
       bytes_ += q.key.size() + q.value.size();
@@ -264,15 +263,16 @@ void KeyTable::restore(std::string_view dumped) {
   // Read all of it first: a broken dump changes nothing.
   Reader in(dumped);
   if (in.u8() != kDumpVersion) throw BadFrame("dumped keys of another version");
-  std::vector<std::pair<std::string, std::string>> values(in.count(8));
-  for (auto& [key, value] : values) {
-    key = in.str();
-    value = in.str();
+  // Memory follows what is there, not the counts.
+  std::vector<std::pair<std::string, std::string>> values;
+  for (uint32_t n = in.count(8); n > 0; --n) {
+    std::string key = in.str();
+    values.emplace_back(std::move(key), in.str());
   }
-  std::vector<std::pair<std::string, std::vector<std::string>>> queues(in.count(8));
-  for (auto& [key, elements] : queues) {
-    key = in.str();
-    elements = in.strs();
+  std::vector<std::pair<std::string, std::vector<std::string>>> queues;
+  for (uint32_t n = in.count(8); n > 0; --n) {
+    std::string key = in.str();
+    queues.emplace_back(std::move(key), in.strs());
   }
   if (!in.done()) throw BadFrame("dumped keys are followed by something else");
   for (auto& [key, value] : values) {
@@ -289,6 +289,13 @@ void KeyTable::restore(std::string_view dumped) {
     for (size_t i = 0; i < elements.size(); ++i) serve_queue(key);
   }
   answer();
+}
+
+std::vector<std::string> KeyTable::keys() const {
+  std::vector<std::string> out;
+  out.reserve(values_.size());
+  for (const auto& [key, value] : values_) out.push_back(key);
+  return out;
 }
 
 KeyTable::Counters KeyTable::counters() const {

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "wire/key_value.h"
 
@@ -42,6 +43,8 @@ class KeyTable {
   void restore(std::string_view dumped);
 
   Counters counters() const;
+  // In no order; queues do not count.
+  std::vector<std::string> keys() const;
 
  private:
   struct Waiter {

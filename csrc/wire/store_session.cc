@@ -191,6 +191,8 @@ bool StoreSession::parse() {
     return true;
   }
   if (op_ != kWait && outstanding_.size() >= kWindow) return false;
+  // A frame that is half answered goes on being answered only while its client reads.
+  if (op_ == kMultiGet && held_) return false;
   if (!take_element()) return false;
   // Two writes to one key must not overtake each other on their way to its owner.
   if (op_ == kMultiSet && !writing_.insert(element_.key).second) return false;

@@ -141,6 +141,22 @@ def test_a_held_session_begins_no_frame(session):
     assert session.sent() == b"1234"
 
 
+def test_a_held_session_reads_no_further_values_of_a_frame_that_has_begun(session, keys):
+    """A client that asks for many large values and does not read them must not fill the memory."""
+    asked = keyed(MULTI_GET, b"a", b"b", b"c")
+    first = 1 + 8 + len(text(b"/t/a"))
+    session.feed(asked[:first])
+    session.answer(session.unanswered()[0], value=b"1")
+    session.hold(True)
+    session.feed(asked[first:])
+    assert keys.asked == [b"a"] and session.unanswered() == []
+    session.hold(False)
+    assert keys.asked == [b"a", b"b", b"c"]
+    for number in session.unanswered():
+        session.answer(number, value=b"2")
+    assert session.sent() == text(b"1") + text(b"2") + text(b"2")
+
+
 def test_thousands_of_answered_frames_need_no_stack(native):
     session = native.Bare(lambda op, key: (True, 1, ""))
     session.feed(HELLO + keyed(SET, b"k", values=[text(b"")]) * 50_000 + keyed(GET, b"k"))
