@@ -83,6 +83,9 @@ Config Config::parse(const Fields& fields) {
     c.root_ports.push_back(static_cast<uint16_t>(port));
     at = comma + 1;
   }
+  if (c.root_ports.empty() && (kind == "endpoint" || kind == "elastic")) {
+    throw std::invalid_argument("join request: root_kind=" + kind + " without root_ports");
+  }
   c.root_path = in.text("root_path");
   c.root_published = in.text("root_published");
   std::string here = in.text("root_here", "rank0");

@@ -64,7 +64,10 @@ std::vector<SocketAddress> parse_root_text(const std::string& text,
   std::vector<SocketAddress> out;
   if (!(in >> word) || word != "commkit1") return out;
   while (in >> word) {
-    if (word.rfind("port=", 0) == 0) port = static_cast<uint16_t>(std::atoi(word.c_str() + 5));
+    if (word.rfind("port=", 0) == 0) {
+      long number = std::strtol(word.c_str() + 5, nullptr, 10);
+      port = number > 0 && number <= 65535 ? static_cast<uint16_t>(number) : uint16_t{0};
+    }
     if (word.rfind("machine=", 0) == 0) machine = word.substr(8);
     if (word.rfind("addr=", 0) == 0 && port != 0) {
       auto address = SocketAddress::parse(word.substr(5), port);

@@ -48,6 +48,15 @@ bool RankSet::contains(int rank) const {
   return it != ranges_.begin() && std::prev(it)->second >= rank;
 }
 
+bool RankSet::covers(const RankSet& other) const {
+  auto it = ranges_.begin();
+  for (const auto& [low, high] : other.ranges_) {
+    while (it != ranges_.end() && it->second < high) ++it;
+    if (it == ranges_.end() || it->first > low) return false;
+  }
+  return true;
+}
+
 std::string RankSet::text(size_t most) const {
   std::string out;
   size_t shown = 0;

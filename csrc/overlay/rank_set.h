@@ -20,6 +20,7 @@ class RankSet {
   void add(const RankSet& other);
   void remove(const RankSet& other);
   bool contains(int rank) const;
+  bool covers(const RankSet& other) const;
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
   int first() const { return ranges_.begin()->first; }

@@ -272,14 +272,14 @@ class Session {
   void answer(uint64_t id, KvReply&& reply);
   void fail_call(uint64_t id, const std::string& why);
   void key_request(const LinkPtr& link, std::string_view payload);
-  void key_reply(std::string_view payload);
+  void key_reply(const LinkPtr& link, std::string_view payload);
   void key_cancel(const LinkPtr& link, std::string_view payload);
   void reroute(const LinkPtr& gone);
   void reroute_table();
   void give_back(uint64_t id);
   void give_back_waits();
   void cancel_calls_of(const LinkPtr& link);
-  void key_moved(std::string_view payload);
+  void key_moved(const LinkPtr& link, std::string_view payload);
   void fail_calls(const std::string& why);
   void rank_key(const RankPtr& conn, std::string_view payload);
 

@@ -205,19 +205,24 @@ void Session::contact_frame(uint16_t type, std::string_view payload) {
 
 void Session::welcome(std::string_view payload) {
   Reader r(payload);
-  agent_.not_root();
-  nonce_ = r.u64();
-  index_ = r.i32();
-  degree_ = r.i32();
-  int parent = r.i32();
+  uint64_t nonce = r.u64();
+  int index = r.i32(), degree = r.i32(), parent = r.i32();
+  if (nonce == 0 || degree < 1 || parent < 0 || parent >= index || index > kMostRanks) {
+    throw BadFrame("a place in the tree that cannot be");
+  }
   std::string host = r.str();
   bool stay = r.u8() != 0;
   std::vector<std::string> addresses = r.strs();
   uint16_t port = r.u16();
   listens_ = r.u8() != 0;
+  agent_.not_root();
+  nonce_ = nonce;
+  index_ = index;
+  degree_ = degree;
   log("agent " + std::to_string(index_) + ", parent " + std::to_string(parent) + " on host " +
       host);
   for (auto& early : std::exchange(early_, {})) {
+    if (early.stream->closed()) continue;
     if (early.hello.session == nonce_) {
       add_child(early.stream, early.hello);
     } else {
@@ -303,6 +308,7 @@ void Session::joined_parent(StreamPtr stream, int parent_index, const std::strin
 std::string Session::own_address() const {
   if (parent_) return SocketAddress::local_of(parent_->stream->fd()).unmapped().ip();
   for (const auto& [index, link] : children_) {
+    if (link->stream->closed()) continue;
     return SocketAddress::local_of(link->stream->fd()).unmapped().ip();
   }
   return "";
@@ -328,6 +334,15 @@ void Session::add_child(StreamPtr stream, const Hello& h) {
   if (unplaced()) {
     early_.push_back({std::move(stream), h});
     return;
+  }
+  auto known = children_.find(h.index);
+  bool other = known != children_.end() && !known->second->stream->closed() &&
+               (state_ != State::kJoining || known->second->host != h.host);
+  other = other || (root_ && static_cast<size_t>(h.index) >= root_->hosts.size());
+  if (h.index == index_ || (parent_ && h.index == parent_->index) || other) {
+    log(stream->peer() + " on host " + h.host + " says that it is agent " +
+        std::to_string(h.index) + ", which is another");
+    return stream->close();
   }
   stream->send_frame(kAccepted, "");
   auto link = std::make_shared<Link>();

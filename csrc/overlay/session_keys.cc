@@ -164,6 +164,7 @@ void Session::ask_for_table() {
 }
 
 void Session::table_asked(const LinkPtr& link) {
+  if (state_ != State::kFormed) return;
   if (root_ && table_bytes_.empty()) table_bytes_ = table_text();
   if (!table_bytes_.empty()) return link->stream->send_frame(kTable, table_bytes_);
   table_asked_.push_back(link);
@@ -171,14 +172,18 @@ void Session::table_asked(const LinkPtr& link) {
 }
 
 void Session::table_came(std::string_view payload) {
+  if (!table_wanted_ || !table_.empty()) return;
   Reader r(payload);
   uint32_t count = r.count(14);
+  if (count != static_cast<uint32_t>(hosts_)) throw BadFrame("a table of another number of hosts");
   std::vector<TableEntry> table(count);
   std::vector<int> hosts(static_cast<size_t>(config_.world_size), -1);
   for (uint32_t i = 0; i < count; ++i) {
     table[i].parent = r.i32();
-    if (table[i].parent >= static_cast<int>(i))
-      throw BadFrame("a parent that came after its child");
+    // Whoever follows parents comes to the root.
+    if (table[i].parent < (i == 0 ? -1 : 0) || table[i].parent >= static_cast<int>(i)) {
+      throw BadFrame("a parent that comes after its child");
+    }
     RankSet ranks = RankSet::decode(r);
     table[i].addresses = r.strs();
     table[i].port = r.u16();
@@ -249,6 +254,16 @@ void Session::mesh_frames(const LinkPtr& link) {
 }
 
 void Session::add_mesh(StreamPtr stream, const Hello& h) {
+  auto child = children_.find(h.index);
+  bool known = h.index == index_ || (parent_ && h.index == parent_->index) ||
+               (child != children_.end() && !child->second->stream->closed()) ||
+               mesh_.count(second_link(h.index)) != 0;
+  if (known) {
+    // Requests are told apart by the index of who asks.
+    log(stream->peer() + " says that it is agent " + std::to_string(h.index) +
+        ", which is connected already");
+    return stream->close();
+  }
   stream->send_frame(kAccepted, "");
   auto link = std::make_shared<Link>();
   link->stream = std::move(stream);
@@ -416,10 +431,13 @@ void Session::key_request(const LinkPtr& link, std::string_view payload) {
   dispatch(mine);
 }
 
-void Session::key_reply(std::string_view payload) {
+void Session::key_reply(const LinkPtr& link, std::string_view payload) {
   Reader r(payload);
   uint64_t id = r.u64();
-  answer(id, get_reply(r));
+  KvReply reply = get_reply(r);
+  auto it = calls_.find(id);
+  if (it == calls_.end() || it->second.link != link) return;  // nobody, or another, was asked
+  answer(id, std::move(reply));
 }
 
 void Session::key_cancel(const LinkPtr& link, std::string_view payload) {
@@ -467,9 +485,10 @@ void Session::give_back_waits() {
   }
 }
 
-void Session::key_moved(std::string_view payload) {
+void Session::key_moved(const LinkPtr& link, std::string_view payload) {
   uint64_t id = Reader(payload).u64();
-  if (calls_.count(id) != 0) dispatch(id);
+  auto it = calls_.find(id);
+  if (it != calls_.end() && it->second.link == link) dispatch(id);
 }
 
 void Session::cancel_calls_of(const LinkPtr& link) {
@@ -487,7 +506,9 @@ void Session::reroute_table() {
     if (call.table_id != 0) ids.push_back(id);
   }
   for (uint64_t id : ids) {
-    keys_.cancel(calls_.at(id).table_id);
+    auto it = calls_.find(id);
+    if (it == calls_.end()) continue;
+    keys_.cancel(it->second.table_id);
     dispatch(id);
   }
 }

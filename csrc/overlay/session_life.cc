@@ -19,14 +19,49 @@ std::string fence_key(const std::string& group, const RankSet& members, const ch
   return "commkit:" + std::to_string(members.first()) + "/fence/" + what + "/" + group;
 }
 
+// Up, down, or along the tree and between interior agents.
+bool may_say(uint16_t type, bool parent, bool child) {
+  switch (type) {
+    case kUp:
+    case kFailUp:
+    case kLostUp:
+    case kOpUp:
+    case kOpExpired:
+    case kProbed:
+    case kTableAsk:
+    case kListens:
+      return child;
+    case kGo:
+    case kFailDown:
+    case kProgress:
+    case kLossDown:
+    case kOpDown:
+    case kOpFailDown:
+    case kProbe:
+    case kTable:
+      return parent;
+    case kLeaving:
+      return !parent;
+    case kLeavingAck:
+      return !child;
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view payload) {
+  auto child = children_.find(link->index);
+  if (!may_say(type, link == parent_, child != children_.end() && child->second == link)) {
+    throw BadFrame("a message of type " + std::to_string(type) + ", which is not for it to send");
+  }
   Reader r(payload);
   switch (type) {
     case kBeat:
       return;
     case kUp: {
+      if (state_ != State::kJoining) return;  // of a host that came too late
       std::vector<HostReport> reports;
       uint32_t count = r.count(8);
       for (uint32_t i = 0; i < count; ++i) {
@@ -56,9 +91,12 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
       if (auto up = uplink()) up->send_frame(kFailUp, payload);
       return;
     }
-    case kLostUp:
+    case kLostUp: {
+      Loss loss = Loss::decode(r);
+      if (!link->ranks.covers(loss.ranks)) throw BadFrame("a loss of ranks that are not below it");
       link->failed_text.clear();  // passed on from below, of what is now told
-      return lose(Loss::decode(r));
+      return lose(std::move(loss));
+    }
     case kOpUp:
       return op_up(link, payload);
     case kOpExpired:
@@ -70,7 +108,9 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
     case kGo: {
       uint64_t epoch = r.u64();
       int hosts = r.i32(), interior = r.i32();
-      if (hosts < 1 || interior < 1) throw BadFrame("a world without hosts");
+      if (hosts <= index_ || hosts > kMostRanks || interior < 1 || interior > hosts) {
+        throw BadFrame("a number of hosts that cannot be");
+      }
       if (state_ == State::kJoining) go(epoch, hosts, interior);
       return;
     }
@@ -107,11 +147,11 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
     case kKeyRequest:
       return key_request(link, payload);
     case kKeyReply:
-      return key_reply(payload);
+      return key_reply(link, payload);
     case kKeyCancel:
       return key_cancel(link, payload);
     case kKeyMoved:
-      return key_moved(payload);
+      return key_moved(link, payload);
     default:
       log(link->stream->peer() + " sent a message of unknown type " + std::to_string(type));
   }
@@ -349,6 +389,7 @@ void Session::fence_open(const std::string& group) {
 
 void Session::rank_leave(const RankPtr& conn, double timeout) {
   conn->leaving = true;
+  loop_.cancel(conn->leave_timer);
   std::weak_ptr<RankConn> weak = conn;
   conn->leave_timer = loop_.after(timeout, [this, weak] {
     if (auto self = weak.lock()) try_leave(self, true);
@@ -385,10 +426,10 @@ void Session::child_leaving(const LinkPtr& link, std::string_view payload) {
   Reader r(payload);
   std::string keys = r.str();
   if (auto child = children_.find(link->index); child != children_.end() && child->second == link) {
-    link->left = true;
     // In leaving, too: a child leaves before its parent, but for a parent whose table is already
-    // given away.
+    // given away.  A child whose keys cannot be read has not left: it is lost.
     if (!keys.empty()) keys_.restore(keys);
+    link->left = true;
   }
   gone_.insert(link->index);
   // What it has not answered it will answer, or give back: to ask again would do things twice.

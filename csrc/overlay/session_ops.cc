@@ -13,6 +13,7 @@ constexpr size_t kMostClasses = 4;  // distinct digests worth naming
 constexpr size_t kClosedOps = 256;
 constexpr double kProbeSeconds = 1.0;
 constexpr size_t kMostGathered = 512u << 20;
+constexpr int64_t kMostKeys = int64_t{1} << 40;
 
 void put_payloads(Writer& w, const std::map<int, std::string>& payloads) {
   w.u32(static_cast<uint32_t>(payloads.size()));
@@ -39,6 +40,7 @@ void Session::rank_op(const RankPtr& conn, std::string_view payload) {
     return refuse(losses_.empty() ? "agent" : "died",
                   losses_.empty() ? "the world is gone" : losses_.back());
   if (kind < kGather || kind > kAgree) return refuse("usage", "unknown operation");
+  if (is_fence(tag)) return refuse("usage", "this tag is the agents' own");
   if (peer >= config_.world_size || peer < (kind == kBroadcast ? 0 : -1)) {
     return refuse("usage", "rank " + std::to_string(peer) + " is outside this world of " +
                                std::to_string(config_.world_size));
@@ -149,13 +151,15 @@ void Session::advance(const std::string& tag) {
   if (op.kind == kGather && op.peer >= 0 && !subtree().contains(op.peer)) close_op(tag);
 }
 
-void Session::op_up(const LinkPtr&, std::string_view payload) {
+void Session::op_up(const LinkPtr& link, std::string_view payload) {
   Reader r(payload);
   std::string tag = r.str();
   auto kind = static_cast<OpKind>(r.u8());
   int peer = r.i32();
   RankSet arrived = RankSet::decode(r);
   if (state_ != State::kFormed) return;
+  if (kind < kGather || kind > kAgree) throw BadFrame("an unknown operation");
+  if (!link->ranks.covers(arrived)) throw BadFrame("an operation of ranks that are not below it");
   if (kind == kBroadcast) {
     if (!root_) return parent_->stream->send_frame(kOpUp, payload);
     Writer w;
@@ -172,11 +176,13 @@ void Session::op_up(const LinkPtr&, std::string_view payload) {
     return op_failed(tag, "usage",
                      "operation '" + tag + "' is used for different things by different ranks");
   }
-  op.arrived.add(arrived);
   if (kind == kGather) {
-    uint32_t count = r.count(8);
-    for (uint32_t i = 0; i < count; ++i) {
+    if (r.count(8) != static_cast<uint32_t>(arrived.size())) {
+      throw BadFrame("payloads of another number of ranks");
+    }
+    for (int i = 0; i < arrived.size(); ++i) {
       int rank = r.i32();
+      if (!arrived.contains(rank)) throw BadFrame("a payload of a rank that has not come");
       op.payloads[rank] = r.str();
     }
   } else {
@@ -187,9 +193,13 @@ void Session::op_up(const LinkPtr&, std::string_view payload) {
       c.description = r.str();
       c.count = r.i32();
       c.first = r.i32();
+      if (c.count < 1 || c.count > arrived.size() || !arrived.contains(c.first)) {
+        throw BadFrame("a digest of ranks that have not come");
+      }
       merge_class(op, c);
     }
   }
+  op.arrived.add(arrived);
   advance(tag);
 }
 
@@ -356,6 +366,7 @@ void Session::probe_down(const LinkPtr&, std::string_view payload) {
   auto kind = static_cast<ProbeKind>(r.u8());
   std::string tag = r.str();
   auto& probe = probes_[id];
+  if (probe.waiting > 0) return;  // asked already
   probe.kind = kind;
   probe.tag = tag;
   if (kind == kProbeOp) {
@@ -368,12 +379,9 @@ void Session::probe_down(const LinkPtr&, std::string_view payload) {
       for (const auto& [rank, caller] : op->second.callers) probe.answer.arrived.add(rank);
     }
   } else {
-    KvRequest list;
-    list.op = kind == kProbeKeys ? KvOp::kNumKeys : KvOp::kListKeys;
-    keys_.apply(std::move(list), [&probe](KvReply&& reply) {
-      probe.answer.number = reply.number;
-      probe.answer.keys = std::move(reply.keys);
-    });
+    // Not by a request: one that is made while another is answered has to wait for it.
+    if (kind == kProbeKeys) probe.answer.number = static_cast<int64_t>(keys_.counters().keys);
+    if (kind == kProbeKeyList) probe.answer.keys = keys_.keys();
   }
   for (auto& [index, link] : children_) {
     if (link->left) continue;
@@ -392,7 +400,9 @@ void Session::probed(std::string_view payload) {
   if (it == probes_.end()) return;
   auto& probe = it->second;
   probe.answer.arrived.add(RankSet::decode(r));
-  probe.answer.number += r.i64();
+  int64_t number = r.i64();
+  if (number < 0 || number > kMostKeys) throw BadFrame("a number of keys that cannot be");
+  probe.answer.number += number;
   probe.answer.complete = r.u8() != 0 && probe.answer.complete;
   for (auto& key : r.strs()) probe.answer.keys.push_back(std::move(key));
   if (--probe.waiting == 0) probe_answered(id);
