@@ -251,6 +251,11 @@ void Client::read_loop() {
         bad = true;
         break;
       }
+      if (length > kMaxFrame) {
+        why = "the agent sent a message of " + std::to_string(length) + " bytes";
+        bad = true;
+        break;
+      }
       if (in.size() - at - kFrameHeader < length) break;
       try {
         frame_in(type, std::string_view(in).substr(at + kFrameHeader, length));
@@ -420,9 +425,10 @@ std::string Client::root_endpoint(double timeout, const Tick& tick) {
 Client::Answer Client::request(uint16_t type, uint64_t id, const std::string& payload,
                                double timeout, const Tick& tick) {
   double deadline = now() + timeout;
-  send(type, payload, timeout, tick);
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   try {
+    send(type, payload, timeout, tick);
+    lock.lock();
     wait(lock, std::max(0.0, deadline - now()), tick, [this, id] { return answers_[id].done; });
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
@@ -433,12 +439,27 @@ Client::Answer Client::request(uint16_t type, uint64_t id, const std::string& pa
   answers_.erase(id);
   lock.unlock();
   if (answer.done && answer.type == kOpFailed) {
-    Reader r(answer.payload);
-    r.u64();
-    std::string kind = r.str();
-    throw Failure(kind, r.str());
+    std::string kind, text;
+    read_answer(answer, kOpFailed, [&](Reader& r) {
+      kind = r.str();
+      text = r.str();
+    });
+    throw Failure(kind, text);
   }
   return answer;
+}
+
+// An answer that cannot be read is the agent's fault, and told like any other failure.
+void Client::read_answer(const Answer& answer, uint16_t type,
+                         const std::function<void(Reader&)>& read) {
+  try {
+    Reader r(answer.payload);
+    r.u64();
+    if (answer.type != type) throw BadFrame("an answer to another kind of request");
+    read(r);
+  } catch (const BadFrame& error) {
+    throw Failure("agent", std::string("the agent sent a malformed message: ") + error.what());
+  }
 }
 
 std::vector<std::string> Client::operation(OpKind kind, const std::string& tag, int peer,
@@ -471,10 +492,13 @@ std::vector<std::string> Client::operation(OpKind kind, const std::string& tag, 
   }
   if (!answer.done)
     throw Failure("timeout", "'" + tag + "' passed its deadline, and the agent did not say why");
-  Reader r(answer.payload);
-  r.u64();
-  r.u8();
-  return r.strs();
+  std::vector<std::string> payloads;
+  read_answer(answer, kOpDone, [&](Reader& r) {
+    r.u8();
+    payloads = r.strs();
+    if (kind == kBroadcast && payloads.size() != 1) throw BadFrame("a broadcast has one payload");
+  });
+  return payloads;
 }
 
 KvReply Client::key(KvRequest request_, double timeout, const Tick& tick) {
@@ -504,9 +528,9 @@ KvReply Client::key(KvRequest request_, double timeout, const Tick& tick) {
     throw Failure("timeout",
                   "key '" + request_.key.substr(0, 80) + "' was not there by the deadline");
   }
-  Reader r(answer.payload);
-  r.u64();
-  return get_reply(r);
+  KvReply reply;
+  read_answer(answer, kKeyDone, [&](Reader& r) { reply = get_reply(r); });
+  return reply;
 }
 
 void Client::creating(bool on) {

@@ -72,6 +72,8 @@ class Client {
             const std::function<bool()>& ready);
   void check_usable() const;
   [[noreturn]] void throw_broken() const;
+  static void read_answer(const Answer& answer, uint16_t type,
+                          const std::function<void(Reader&)>& read);
   Answer request(uint16_t type, uint64_t id, const std::string& payload, double timeout,
                  const Tick& tick);
 
