@@ -18,7 +18,7 @@ from test_overlay_life import DEEP, in_world, watches
 
 from commkit import _C, errors, overlay
 
-pytestmark = pytest.mark.timeout(90)  # the first test may have to build the sanitized agent
+pytestmark = pytest.mark.timeout(300)  # the first test may have to build the sanitized agent
 
 
 def loses_agent(me):

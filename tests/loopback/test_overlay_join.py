@@ -15,6 +15,8 @@ from overlay_jobs import free_port, until
 
 from commkit import errors, overlay
 
+pytestmark = pytest.mark.timeout(300)  # the first test may have to build the sanitized agent
+
 
 def ordinary(me, pause=0.0):
     """The whole life of a rank; its identity."""
@@ -52,8 +54,8 @@ def one_line(text):
     ("hosts", "degree"),
     [([1], ""), ([4], ""), ([4] * 4, ""), ([1, 3, 4], ""), ([1] * 12, "1"), ([1] * 12, "2")],
 )
-def test_a_world_forms_whatever_its_shape(jobs, hosts, degree):
-    with jobs(hosts, env={"COMMKIT_TREE_DEGREE": degree}) as job:
+def test_a_world_forms_whatever_its_shape(checked_jobs, hosts, degree):
+    with checked_jobs(hosts, env={"COMMKIT_TREE_DEGREE": degree}) as job:
         job.start_all(ordinary)
         identities = job.values()
     assert len({one.epoch for one in identities}) == 1
@@ -215,8 +217,8 @@ def test_a_name_is_patiently_retried_where_the_launcher_says_so(jobs):
 
 
 @pytest.mark.parametrize("degree", ["1", "8"])
-def test_missing_ranks_are_named_to_every_rank_at_the_deadline(jobs, degree):
-    with jobs([2, 2, 2, 2, 4], env={"COMMKIT_TREE_DEGREE": degree}) as job:
+def test_missing_ranks_are_named_to_every_rank_at_the_deadline(checked_jobs, degree):
+    with checked_jobs([2, 2, 2, 2, 4], env={"COMMKIT_TREE_DEGREE": degree}) as job:
         missing = (3, 8, 9, 10, 11)
         for rank in range(job.world):
             if rank not in missing:
@@ -266,8 +268,8 @@ def test_ranks_without_a_root_say_where_they_looked(jobs):
 
 
 @pytest.mark.parametrize("degree", ["1", "8"])
-def test_a_rank_killed_while_joining_is_told_to_every_rank(jobs, degree):
-    with jobs([1, 2, 1, 1], env={"COMMKIT_TREE_DEGREE": degree}) as job:
+def test_a_rank_killed_while_joining_is_told_to_every_rank(checked_jobs, degree):
+    with checked_jobs([1, 2, 1, 1], env={"COMMKIT_TREE_DEGREE": degree}) as job:
         for rank in range(4):
             job.start(rank, tries, 30)
         until(lambda: job.log_text().count(", parent ") == 2)
@@ -309,8 +311,8 @@ def test_a_rank_claimed_on_two_hosts_names_both(jobs):
                 assert f"pid {job.ranks[key].pid} on host {host}" in text
 
 
-def test_two_hosts_that_both_claim_rank_0_fail_long_before_the_deadline(jobs):
-    with jobs([2, 2]) as job:
+def test_two_hosts_that_both_claim_rank_0_fail_long_before_the_deadline(checked_jobs):
+    with checked_jobs([2, 2]) as job:
         for rank in range(2):
             job.start(rank, tries, 30)
             job.start(rank, tries, 30, host=1, label=f"twin of {rank}")
@@ -331,8 +333,8 @@ def test_unequal_world_sizes_name_both(jobs, host):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_agent_killed_while_joining_is_told_to_every_rank(jobs, victim):
-    with jobs([1, 1, 2], env={"COMMKIT_TREE_DEGREE": "1"}) as job:
+def test_an_agent_killed_while_joining_is_told_to_every_rank(checked_jobs, victim):
+    with checked_jobs([1, 1, 2], env={"COMMKIT_TREE_DEGREE": "1"}) as job:
         for rank in range(3):
             job.start(rank, tries, 30)
         until(lambda: job.log_text().count(", parent ") == 2)

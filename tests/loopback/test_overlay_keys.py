@@ -11,7 +11,7 @@ from overlay_jobs import until
 
 from commkit import _C, errors, overlay
 
-pytestmark = pytest.mark.timeout(90)  # the first test may have to build the sanitized agent
+pytestmark = pytest.mark.timeout(300)  # the first test may have to build the sanitized agent
 DEEP = {"COMMKIT_TREE_DEGREE": "1"}  # every agent but the last is interior
 
 

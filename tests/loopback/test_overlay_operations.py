@@ -12,6 +12,8 @@ from overlay_jobs import until
 
 from commkit import errors
 
+pytestmark = pytest.mark.timeout(300)  # the first test may have to build the sanitized agent
+
 SHAPES = [([3], "8"), ([2, 1, 3], "8"), ([1] * 6, "1"), ([1, 2] * 4, "2")]
 
 
@@ -42,8 +44,8 @@ def all_kinds(me):
 
 
 @pytest.mark.parametrize(("hosts", "degree"), SHAPES)
-def test_every_rank_may_be_the_root_of_an_operation(jobs, hosts, degree):
-    with jobs(hosts, env={"COMMKIT_TREE_DEGREE": degree}) as job:
+def test_every_rank_may_be_the_root_of_an_operation(checked_jobs, hosts, degree):
+    with checked_jobs(hosts, env={"COMMKIT_TREE_DEGREE": degree}) as job:
         job.start_all(all_kinds)
         job.values()
 
@@ -61,8 +63,8 @@ def disagrees(me, odd):
 @pytest.mark.parametrize(
     ("odd", "blamed"), [([4], 4), ([2, 5], 2), ([0], 0)], ids=["one", "two", "rank 0"]
 )
-def test_a_mismatch_names_the_first_rank_that_differs_and_both_sides(jobs, odd, blamed):
-    with jobs([2, 1, 3], env={"COMMKIT_TREE_DEGREE": "1"}) as job:
+def test_a_mismatch_names_the_first_rank_that_differs_and_both_sides(checked_jobs, odd, blamed):
+    with checked_jobs([2, 1, 3], env={"COMMKIT_TREE_DEGREE": "1"}) as job:
         job.start_all(disagrees, odd)
         values = job.values()
     for kind, text, _ in values:
@@ -235,8 +237,8 @@ def dies_inside(me):
 
 
 @pytest.mark.parametrize("degree", ["1", "8"])
-def test_a_death_inside_an_operation_ends_it_for_everybody(jobs, degree):
-    with jobs([1, 1, 2, 1], env={"COMMKIT_TREE_DEGREE": degree}) as job:
+def test_a_death_inside_an_operation_ends_it_for_everybody(checked_jobs, degree):
+    with checked_jobs([1, 1, 2, 1], env={"COMMKIT_TREE_DEGREE": degree}) as job:
         job.start_all(dies_inside)
         job.expect(*range(5))
         job.kill(2)
