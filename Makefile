@@ -12,17 +12,21 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 RERUNS := $(if $(filter true,$(CI)),--reruns 1,)
 # The repository's own tools and mpiexec come first for what the recipes start.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-CPP := $(wildcard csrc/*/*.cc csrc/*/*.h tests/cpp/*.cc tests/cpp/*.h benchmarks/native/*.*)
+CPP := $(wildcard csrc/*/*.cc csrc/*/*.h tests/cpp/*.cc tests/cpp/*.h tests/fuzz/*.cc tests/fuzz/*.h \
+  benchmarks/native/*.*)
+# For each harness of tests/fuzz.
+FUZZ_SECONDS ?= 60
 BARS = $(shell find benchmarks -maxdepth 1 -name '[!_]*.py' -perm -u+x | LC_ALL=C sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bars clean distclean native format format-check lint types layers
+.PHONY: help demo test fuzz check bars clean distclean native format format-check lint types layers
 .PHONY: torch-suite torch-suite-record
 
 help:
 	@echo 'make demo    start-up by phase beside stock torch, then an all-reduce sweep'
 	@echo 'make test    build what changed and run every test'
 	@echo 'make check   format, lint, types, layers, tests: what CI runs'
+	@echo 'make fuzz    fuzz what reads the bytes of others, FUZZ_SECONDS=60 for each harness (clang)'
 	@echo 'make bars    every benchmark against its bounds'
 	@echo 'make native  build commkit._C and commkit-agent in place'
 	@echo 'make format  rewrite Python and C++ in the house style'
@@ -35,6 +39,9 @@ demo: native
 
 test: native $(OPENMPI)
 	$(PY) tests/run_sets.py $(RERUNS)
+
+fuzz: $(READY)
+	$(PY) tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 check: format-check lint types layers test
 
