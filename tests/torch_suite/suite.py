@@ -67,7 +67,7 @@ def forked(out: Path) -> Any:
 
     c10d._update_default_pg = observed
 
-    class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[name-defined, misc]
+    class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         current = ""
         exits: list[int | None] | None = None
 

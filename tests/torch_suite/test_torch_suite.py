@@ -20,6 +20,14 @@ RECORD: dict[str, Any] = (
 )
 SIZES = [runs.WORLD, runs.LARGER_WORLD]
 
+#: Tests that fail now and then on stock torch too, and why.  They get RACE_TRIES tries.
+RACES = {
+    "test_new_subgroups_with_group_param": "a rank may destroy its group while the other one is "
+    "still connecting (on a machine with ten times as much to do as it has cores, stock torch "
+    "failed 2 times of 25, torch through commkit once)",
+}
+RACE_TRIES = 4
+
 pytestmark = [
     pytest.mark.skipif(
         not RECORD,
@@ -74,6 +82,9 @@ def test_what_passes_on_stock_torch_passes_through_commkit(suite, request, size,
     run = suite.runs[size]
     if getattr(request.node, "execution_count", 1) > 1:
         run = suite.run(size, [name])  # CI tries what fails once more: this test alone
+    for _ in range(RACE_TRIES - 1 if name in RACES else 0):
+        if run.summary(name)["outcome"] == "failed":
+            run = suite.run(size, [name])
     trace = run.tests.get(name, {}).get("reason") or run.log[-3000:]
     assert run.summary(name) == _stock(size, name), trace
 
