@@ -208,6 +208,7 @@ class Session {
   int choose_parent(int index);
   void listens(int index, Reader& r);
   void send_place(int index);
+  void child_may_return(const LinkPtr& link, const std::string& text);
   void link_frames(const LinkPtr& link);
   void link_frame(const LinkPtr& link, uint16_t type, std::string_view payload);
   void report(std::vector<HostReport> reports);

@@ -200,6 +200,10 @@ void Session::link_lost(const LinkPtr& link, const std::string& why) {
                     " lost the rest of the world: its parent agent on host " + link->host +
                     " is gone (" + why + ")");
   }
+  if (state_ == State::kJoining) {
+    auto child = children_.find(link->index);
+    if (child != children_.end() && child->second != link) return;  // it has come again
+  }
   cancel_calls_of(link);
   if (link->left) return reroute(link);
   link->left = true;
@@ -207,6 +211,8 @@ void Session::link_lost(const LinkPtr& link, const std::string& why) {
                      (link->ranks.empty() ? std::string("no ranks yet") : link->ranks.named()) +
                      " is lost: " + (link->failed_text.empty() ? why : link->failed_text);
   log(text);
+  if (state_ == State::kJoining && root_ && link->ranks.empty() && !link->failed)
+    return child_may_return(link, text);
   // It goes because its join failed, and the root, which knows, has yet to answer: with the failure
   // of all, or with a world that had formed before.
   if (state_ == State::kJoining && link->failed && !root_) return;

@@ -319,6 +319,16 @@ void Session::send_place(int index) {
   start_beats();
 }
 
+// Its agent had perhaps given this connection up before we read of it: while we stood still, or at
+// the next of several ports.
+void Session::child_may_return(const LinkPtr& link, const std::string& text) {
+  children_.erase(link->index);
+  auto& host = root_->hosts[static_cast<size_t>(link->index)];
+  loop_.cancel(host.lost_timer);
+  host.lost_timer =
+      loop_.after(kComeAgainSeconds, [this, text] { fail_join("join", text + ", while joining"); });
+}
+
 // ---------------------------------------------------------------- counts
 
 std::string Session::where(int rank) const {

@@ -7,13 +7,14 @@ agent program that does not go on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
 
 import pytest
 from learning import KNOWN_SECONDS, SLACK_SECONDS, check, learned_by, learns
-from overlay_jobs import Job, until
+from overlay_jobs import Job, free_port, until
 
 from commkit import overlay
 
@@ -215,6 +216,31 @@ def test_a_death_while_a_host_has_a_place_and_no_parent_yet(worlds):
         # The rank whose agent stood still.
         os.kill(parent, signal.SIGCONT)
         check(learned_by(job, 1), time.monotonic(), *words, "the root")
+
+
+def of_several_ports(me, ports):
+    spec = me.spec()
+    root = dataclasses.replace(spec.root, kind="endpoint", ports=tuple(ports))
+    world = overlay.join(dataclasses.replace(spec, root=root), 40)
+    world.barrier(timeout=20)
+    return world.leave(10)
+
+
+def test_connections_that_a_host_has_given_up_do_not_end_the_join(jobs):
+    """Of several ports the first is left after half a second; the root wakes up later."""
+    with jobs([1, 1, 1]) as job:
+        ports = [free_port(), free_port()]
+        job.start(0, of_several_ports, ports)
+        until(lambda: f"listening on port {ports[0]}" in job.log_text(0))
+        root = job.agent_of(0)
+        os.kill(root, signal.SIGSTOP)
+        job.start(1, of_several_ports, ports)
+        until(lambda: "listening on port" in job.log_text(1))
+        time.sleep(3)  # two or three connections, of which one is still wanted
+        os.kill(root, signal.SIGCONT)
+        time.sleep(2)
+        job.start(2, of_several_ports, ports)
+        assert job.values() == [True] * 3
 
 
 # --- The epoch exists, and not everybody knows it --------------------------------------------
