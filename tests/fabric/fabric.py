@@ -57,7 +57,7 @@ class Host:
         etc = ETC / self.namespace
         etc.mkdir(parents=True)
         self.hosts = etc / "hosts"
-        self.resolver = etc / "resolv.conf"
+        self.resolv = etc / "resolv.conf"
         self.set_hosts()
         self.set_resolver()
         _sysctl(
@@ -77,7 +77,7 @@ class Host:
     def set_resolver(self, *lines):
         """/etc/resolv.conf of this host."""
         nameserver = f"nameserver {self.fabric.nameserver or NO_NAMESERVER}"
-        self.resolver.write_text("\n".join([nameserver, *lines]) + "\n")
+        self.resolv.write_text("\n".join([nameserver, *lines]) + "\n")
 
     def ip(self, *lines):
         _batch(self.namespace, *lines)

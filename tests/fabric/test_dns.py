@@ -25,7 +25,7 @@ def cluster(fabric, ranks):
         def make(count=2, master=NAME, wait=1, **options):
             gpu = fabric.hosts(count)
             for host in gpu:
-                host.resolver.write_text(f"nameserver 10.77.0.254\noptions timeout:{wait}\n")
+                host.resolv.write_text(f"nameserver 10.77.0.254\noptions timeout:{wait}\n")
             return gpu, ranks(dict.fromkeys(gpu, 1), master=master, **options)
 
         make.nameserver = nameserver
@@ -67,7 +67,7 @@ def test_a_nameserver_that_is_down_for_longer_than_patience_lasts_is_asked_again
 def test_a_dead_nameserver_before_a_good_one_costs_time_only(cluster):
     cluster.nameserver.names[NAME] = "10.77.0.1"
     gpu, job = cluster()
-    gpu[1].resolver.write_text("nameserver 10.77.0.253\nnameserver 10.77.0.254\noptions timeout:1\n")
+    gpu[1].resolv.write_text("nameserver 10.77.0.253\nnameserver 10.77.0.254\noptions timeout:1\n")
     assert {value["hosts"] for value in job.start(body="once").values()} == {2}
 
 
