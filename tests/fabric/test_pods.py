@@ -99,9 +99,7 @@ def test_pods_that_start_before_rank_0_and_its_name_meet(fabric, tmp_path, name)
     assert len({value["epoch"] for value in values}) == 1
 
 
-def test_a_root_that_has_moved_is_found_though_the_dns_still_knew_its_old_address(
-    fabric, tmp_path
-):
+def test_a_root_that_has_moved_is_found_though_the_dns_still_knew_its_old_address(fabric, tmp_path):
     """The pod of rank 0 was deleted and made anew: its name leads nowhere for a while."""
     with Nameserver(fabric, "10.77.0.254") as nameserver:
         pods = Pods(fabric, nameserver, "pytorchjob", tmp_path)
