@@ -52,13 +52,17 @@ def test_one_torchrun_a_host(fabric, tmp_path, rendezvous):
     worker.write_text(WORKER)
     processes = []
     for node, host in enumerate(gpu):
-        flags = ["--nnodes=2", "--nproc-per-node=2"]
         if rendezvous == "c10d":
-            flags += ["--rdzv-backend=c10d", "--rdzv-endpoint=gpu-1:29400", "--rdzv-id=job"]
+            flags = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-id=job"]
+            flags += ["--rdzv-backend=c10d", "--rdzv-endpoint=gpu-1:29400"]
+            env = {}
         else:
-            flags += [f"--node-rank={node}", "--master-addr=gpu-1", "--master-port=29400"]
+            # As Kubeflow asks for it, and for the static rendezvous with it.
+            flags = []
+            env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(node)}
+            env |= {"PET_MASTER_ADDR": "gpu-1", "PET_MASTER_PORT": "29400"}
         command = (sys.executable, "-m", "torch.distributed.run", *flags, worker)
-        processes.append(start(fabric, host, tmp_path, *command))
+        processes.append(start(fabric, host, tmp_path, *command, **env))
     found = results(*processes)
     assert [line["rank"] for line in found] == [0, 1, 2, 3]
     assert [line["local"] for line in found] == [0, 1, 0, 1]
@@ -84,7 +88,8 @@ def flags_of(mpi, program, shell):
     if mpi == "mpich":
         hosts = ("-hosts", "gpu-1,gpu-2,gpu-3", "-ppn", "2", "-n", "6")
         return ("-launcher", "ssh", "-launcher-exec", shell, *hosts), {"FI_PROVIDER": "tcp"}
-    flags = ("--prtemca", "plm_ssh_agent", shell, "--host", "gpu-1:2,gpu-2:2,gpu-3:2", "-n", "6")
+    flags = ("--prtemca", "plm_ssh_agent", shell, "--host", "gpu-1:2,gpu-2:2,gpu-3:2")
+    flags += ("-n", "6", "--map-by", "ppr:2:node")
     flags += ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
     return flags, variables_of(program)
 

@@ -222,7 +222,8 @@ def test_ranks_of_mpich_s_mpiexec_in_salloc_meet_by_mpi(srun, mpiexec):
 
 @pytest.mark.openmpi
 def test_ranks_of_open_mpi_s_mpiexec_in_salloc_meet_by_mpi(srun, openmpi):
-    flags = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "-n", "8")
+    flags = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
+    flags += ("-n", "8", "--map-by", "ppr:2:node")
     inside = ("salloc", "-N4", "-n8", openmpi, *flags)
     check_met_by_mpi(srun("meet", inside=inside, **variables_of(openmpi)).met())
 
