@@ -17,7 +17,6 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -145,30 +144,31 @@ def init_process_group(
     limit = _check_timeout(timeout, names)
     deadline = time.monotonic() + limit.total_seconds()
     _phases.clear()
-    with _phase("resolve"):
-        spec = launch.resolve(
-            init_method=init_method, rank=rank, world_size=world_size, settings=settings
-        )
-    with _phase("join"):
-        world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
+    lap = _Laps()
+    spec = launch.resolve(
+        init_method=init_method, rank=rank, world_size=world_size, settings=settings
+    )
+    lap("resolve")
+    world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
+    lap("join")
     _observe_torch()
     live = _live = _Live(world)
     try:
         live.exported.add(_variables(world, names))
         with world.creating():
-            with _phase("store"):
-                base = open_store(world, deadline - time.monotonic(), settings=settings)
+            base = open_store(world, deadline - time.monotonic(), settings=settings)
             # A death from now on breaks the waits of this store; one before it would not.
-            if world.failures():
-                raise RankDied("; ".join(world.failures()))
-            with _phase("process_group"):
-                stock(
-                    init_method=None,
-                    world_size=spec.world_size,
-                    rank=spec.rank,
-                    # The prefix that torch gives the store of its own rendezvous.
-                    store=PrefixStore("default_pg", base),
-                )
+            if failures := world.failures():
+                raise RankDied("; ".join(failures))
+            lap("store")
+            stock(
+                init_method=None,
+                world_size=spec.world_size,
+                rank=spec.rank,
+                # The prefix that torch gives the store of its own rendezvous.
+                store=PrefixStore("default_pg", base),
+            )
+            lap("process_group")
         world.connected("default_pg", range(spec.world_size))
     except BaseException as error:
         explained = _explain(world, error, names, deadline)
@@ -254,13 +254,15 @@ def _observe_torch() -> None:
     c10d._update_default_pg = observed
 
 
-@contextlib.contextmanager
-def _phase(name: str) -> Iterator[None]:
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        _phases[name] = time.monotonic() - start
+class _Laps:
+    """Writes down in _phases how long each part of a start-up took."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def __call__(self, name: str) -> None:
+        now = time.monotonic()
+        _phases[name], self._since = now - self._since, now
 
 
 def _reason_for_stock(backend: str | None, init_method: str | None, store: Store | None) -> str:

@@ -7,8 +7,8 @@ in brackets.  What commkit prints is bracketed for IPv6 and never otherwise.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ DEFAULT_EPHEMERAL = (32768, 60999)
 EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_PORT = re.compile(r"[0-9]{1,5}")
+_DOTTED = re.compile(r"[0-9.]+")
 _SCOPE = re.compile(r"[^\s/%\[\]]{1,15}")  # an interface name or its index
 
 
@@ -48,7 +50,7 @@ def parse_port(
     text: str, name: str = "port", error: Callable[[str], CommkitError] = UsageError
 ) -> int:
     """1 to 65535, or an error that names `name`."""
-    if not re.fullmatch(r"[0-9]{1,5}", text.strip()) or not 1 <= int(text) <= 65535:
+    if not _PORT.fullmatch(text.strip()) or not 1 <= int(text) <= 65535:
         raise error(f"{name}={text!r}: expected a port, 1-65535; correct or unset it")
     return int(text)
 
@@ -105,6 +107,8 @@ def _parse(text: str, whole: str, name: str, error: Callable[[str], CommkitError
             raise bad("an IPv6 address between the brackets")
         number = parse_port(rest[1:], f"{name}={whole!r}: port", error) if rest else 0
         return Endpoint(address, number, scope)
+    if _is_ipv4(text):
+        return Endpoint(text)
     address, percent, scope = text.partition("%")
     if _is_ipv6(address):
         if percent and not _SCOPE.fullmatch(scope):
@@ -115,23 +119,23 @@ def _parse(text: str, whole: str, name: str, error: Callable[[str], CommkitError
     host, colon, port = text.partition(":")
     if not _NAME.fullmatch(host):
         raise bad("a host name or an IP address")
-    if re.fullmatch(r"[0-9.]+", host) and not _is_ipv4(host):
+    if _DOTTED.fullmatch(host) and not _is_ipv4(host):
         raise bad("four numbers from 0 to 255 in an IPv4 address")
     return Endpoint(host, parse_port(port, f"{name}={whole!r}: port", error) if colon else 0)
 
 
 def _is_ipv6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return True
+    return _is_numeric(socket.AF_INET6, text)
 
 
 def _is_ipv4(text: str) -> bool:
+    return _is_numeric(socket.AF_INET, text)
+
+
+def _is_numeric(family: int, text: str) -> bool:
     try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
+        socket.inet_pton(family, text)
+    except (OSError, ValueError):  # ValueError: a zero byte within
         return False
     return True
 

@@ -41,8 +41,10 @@ def described(name: str) -> str:
 def check_gloo_interface() -> None:
     """Raises LaunchError if GLOO_SOCKET_IFNAME is no list of names of interfaces that exist."""
     value = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not value:
+        return
     names = sorted({entry["name"] for entry in _C.interfaces()})
-    wrong = [name for name in value.split(",") if name not in names] if value else []
+    wrong = [name for name in value.split(",") if name not in names]
     if not wrong:
         return
     if value[0] in "^=":

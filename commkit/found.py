@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from commkit.errors import LaunchError
 
+#: A rank, a size: no sign, no more digits than any world needs.
+NUMBER = re.compile("[0-9]{1,9}")
+
 #: Variables by which a launcher shows; those set but not used are reported as ignored.
 SIGNS = re.compile(
     r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|USE_AGENT_STORE)"
@@ -74,7 +77,7 @@ class Found:
         name, value = variables.text(*names)
         if not name:
             return None
-        if not re.fullmatch("[0-9]{1,9}", value):
+        if not NUMBER.fullmatch(value):
             raise LaunchError(
                 f"{name}={value!r}: expected a whole number, 0 or more; correct or unset it"
             )

@@ -27,11 +27,13 @@ from commkit.endpoint import (
     parse_port,
 )
 from commkit.errors import LaunchError, UsageError
-from commkit.found import Found, Variables
+from commkit.found import NUMBER, Found, Variables
 from commkit.settings import Settings, load
 
 #: How many ports the root may try where nobody gave one.
 ROOT_PORTS = 8
+
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,7 @@ def host_identity(settings: Settings | None = None) -> HostIdentity:
     settings = load() if settings is None else settings
     name = socket.gethostname()
     try:
-        with open("/proc/sys/kernel/random/boot_id") as stream:
-            boot = stream.read().strip()
+        boot = _first_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
     except OSError:
         boot = f"name:{name}"
     return HostIdentity(
@@ -112,6 +113,15 @@ def host_identity(settings: Settings | None = None) -> HostIdentity:
         hostname=name,
         override=settings.host_id,
     )
+
+
+def _first_bytes(path: str) -> bytes:
+    # Without the layers of open(): each rank does this while the others wait for it.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 256)
+    finally:
+        os.close(fd)
 
 
 def resolve(
@@ -194,7 +204,7 @@ def _parse_method(text: str | None) -> _Method:
         key, _, value = pair.partition("=")
         if key == "use_libuv":
             continue  # chooses the implementation of torch's own store: nothing here
-        if key not in numbers or not re.fullmatch("[0-9]{1,9}", value):
+        if key not in numbers or not NUMBER.fullmatch(value):
             raise UsageError(
                 f"init_method={text!r}: {pair!r}: expected rank=NUMBER or world_size=NUMBER"
             )
@@ -401,7 +411,7 @@ def _ports(settings: Settings, found: Found, given: int) -> tuple[int, ...]:
 
 
 def _doubt_root(v: Variables, found: Found, root: RootHint) -> None:
-    loopback = re.fullmatch(r"localhost|127\.[0-9.]+|::1", root.host)
+    loopback = _LOOPBACK.fullmatch(root.host)
     if loopback and found.several_hosts:
         found.doubts.append(
             f"MASTER_ADDR={root.host} is every host's own address, but the launcher names several "

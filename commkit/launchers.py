@@ -17,6 +17,9 @@ from commkit.errors import LaunchError, UsageError
 from commkit.found import Found, Variables
 from commkit.topology import hostlist
 
+#: Slurm's count of tasks on every host, when it is one.
+_ONE_A_HOST = re.compile(r"1(\(x[0-9]+\))?")
+
 #: Step ids of slurm.h that are no step of srun: pending, extern, batch, interactive.
 _NO_STEPS = {str(0xFFFFFFFD), str(0xFFFFFFFC), str(0xFFFFFFFB), str(0xFFFFFFFA)}
 _NO_STEPS |= {"batch", "extern", "interactive"}
@@ -148,7 +151,7 @@ def carries_daemons(v: Variables) -> bool:
     if not any(v.has(*names) for names in ranks):
         return False
     tasks = v.peek("SLURM_STEP_TASKS_PER_NODE") or v.peek("SLURM_TASKS_PER_NODE")
-    return re.fullmatch(r"1(\(x[0-9]+\))?", tasks) is not None
+    return _ONE_A_HOST.fullmatch(tasks) is not None
 
 
 def openmpi(v: Variables) -> Found | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,6 +72,27 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+#: What a value must match in full.  Compiled on import: a start-up is too short to do it in.
+_PATTERNS: dict[str, re.Pattern[str]] = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "COMMKIT_DISABLE": "[01]",
+        "COMMKIT_DEBUG": "[01]",
+        "COMMKIT_LAUNCHER": "torchrun|slurm|openmpi|mpich|pmix|kubernetes|none",
+        "COMMKIT_JOB_ID": r"[\x21-\x7e]{1,128}",
+        "COMMKIT_HOST_ID": r"[\x21-\x7e]{1,64}",
+        "COMMKIT_IFNAME": r"(\^=|\^|=)?[^,\s^=]+(,[^,\s^=]+)*",
+        "COMMKIT_PORT": r"\d{1,5}",
+        "COMMKIT_ONE_PORT": r"\d{1,5}",
+        "COMMKIT_PORT_RANGE": r"\d{1,5}-\d{1,5}",
+        "COMMKIT_SECRET": r"(?s).{8,1024}",
+        "COMMKIT_STORE": "auto|wire|python",
+        "COMMKIT_LOG_DIR": r"[^\0]+",
+        "COMMKIT_TREE_DEGREE": r"\d{1,4}",
+        "COMMKIT_HEARTBEAT": r"\d+(\.\d+)?",
+    }.items()
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -106,7 +126,10 @@ def _default_log_dir(env: Mapping[str, str]) -> str:
     runtime = env.get("XDG_RUNTIME_DIR", "")
     if runtime and os.path.isdir(runtime):
         return os.path.join(runtime, "commkit")
-    return os.path.join(tempfile.gettempdir(), f"commkit-{os.getuid()}")
+    # As tempfile has it, without the file that it writes there to see whether it can.
+    named = (env.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
+    place = next((path for path in named if path and os.path.isdir(path)), "/tmp")
+    return os.path.join(place, f"commkit-{os.getuid()}")
 
 
 def _bad(name: str, value: str) -> LaunchError:
@@ -117,23 +140,23 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the COMMKIT_* variables.  An empty value counts as unset."""
     env = os.environ if environ is None else environ
 
-    def text(name: str, pattern: str) -> str:
+    def text(name: str) -> str:
         value = env.get(name, "")
-        if value and not re.fullmatch(pattern, value):
+        if value and not _PATTERNS[name].fullmatch(value):
             raise _bad(name, "***" if name == "COMMKIT_SECRET" else value)
         return value
 
     def flag(name: str) -> bool:
-        return text(name, "[01]") == "1"
+        return text(name) == "1"
 
     def number(name: str) -> int:
-        value = text(name, r"\d{1,5}")
+        value = text(name)
         if value and not 1 <= int(value) <= 65535:
             raise _bad(name, value)
         return int(value or 0)
 
     port, one_port = number("COMMKIT_PORT"), number("COMMKIT_ONE_PORT")
-    bounds = text("COMMKIT_PORT_RANGE", r"\d{1,5}-\d{1,5}")
+    bounds = text("COMMKIT_PORT_RANGE")
     low, high = (int(part) for part in bounds.split("-")) if bounds else (0, 0)
     if bounds and not 1 <= low <= high <= 65535:
         raise _bad("COMMKIT_PORT_RANGE", bounds)
@@ -144,26 +167,26 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
                     f"COMMKIT_ONE_PORT={one_port} and {name}={env[name]} are both set; unset one: "
                     "COMMKIT_ONE_PORT is the port of every agent"
                 )
-    beat = text("COMMKIT_HEARTBEAT", r"\d+(\.\d+)?")
+    beat = text("COMMKIT_HEARTBEAT")
     if beat and not 0.5 <= float(beat) <= 600:
         raise _bad("COMMKIT_HEARTBEAT", beat)
-    degree = text("COMMKIT_TREE_DEGREE", r"\d{1,4}")
+    degree = text("COMMKIT_TREE_DEGREE")
     if degree and not 1 <= int(degree) <= 4096:
         raise _bad("COMMKIT_TREE_DEGREE", degree)
     return Settings(
         disable=flag("COMMKIT_DISABLE"),
         debug=flag("COMMKIT_DEBUG"),
-        launcher=text("COMMKIT_LAUNCHER", "torchrun|slurm|openmpi|mpich|pmix|kubernetes|none"),
-        job_id=text("COMMKIT_JOB_ID", r"[\x21-\x7e]{1,128}"),
-        host_id=text("COMMKIT_HOST_ID", r"[\x21-\x7e]{1,64}"),
-        ifname=text("COMMKIT_IFNAME", r"(\^=|\^|=)?[^,\s^=]+(,[^,\s^=]+)*"),
+        launcher=text("COMMKIT_LAUNCHER"),
+        job_id=text("COMMKIT_JOB_ID"),
+        host_id=text("COMMKIT_HOST_ID"),
+        ifname=text("COMMKIT_IFNAME"),
         port=port,
         port_range=(low, high),
         one_port=one_port,
-        secret=text("COMMKIT_SECRET", r"(?s).{8,1024}"),
-        store=text("COMMKIT_STORE", "auto|wire|python") or "auto",
+        secret=text("COMMKIT_SECRET"),
+        store=text("COMMKIT_STORE") or "auto",
         # Agents work in the root directory, so it must not depend on this process's.
-        log_dir=os.path.abspath(text("COMMKIT_LOG_DIR", r"[^\0]+") or _default_log_dir(env)),
+        log_dir=os.path.abspath(text("COMMKIT_LOG_DIR") or _default_log_dir(env)),
         heartbeat=float(beat or 10.0),
         tree_degree=int(degree or 0),
     )

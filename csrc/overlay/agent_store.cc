@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <fstream>
+#include <string>
 
 #include "net/peer.h"
 #include "overlay/agent.h"
@@ -18,10 +20,22 @@ constexpr size_t kMaxUnread = 4 * 1024 * 1024;  // replies that wait for a clien
 
 constexpr int kSamePortTries = 8;
 
+// Whether this host's file of names has a line for the address.
+bool named_in_hosts_file(const std::string& address) {
+  std::ifstream file("/etc/hosts");
+  std::string line;
+  while (std::getline(file, line)) {
+    std::string first = line.substr(0, line.find_first_of(" \t#\r"));
+    if (first == address && first.size() < line.size()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-// Both loopback addresses, at one port: torch looks its peer's name up in reverse, and only of ::1
-// is the answer in /etc/hosts for sure (it writes 127.0.0.1 as an IPv6 address, which is not).
+// Both loopback addresses, at one port: torch looks its peer's name up in reverse, and 127.0.0.1,
+// which it writes as an IPv6 address, is in no file of names.  Ranks go to ::1 where that file has
+// it; elsewhere each of them may ask the name server.
 std::string Agent::listen_store() {
   auto accept = [this](int f, std::string peer) { accept_store(f, std::move(peer)); };
   std::string why;
@@ -47,7 +61,7 @@ std::string Agent::listen_store() {
     store_ = std::make_unique<Listener>(loop_, fd, accept);
     if (both) {
       store6_ = std::make_unique<Listener>(loop_, fd6, accept);
-      store_host_ = "::1";
+      if (named_in_hosts_file("::1")) store_host_ = "::1";
     }
     return "";
   }

@@ -12,9 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <set>
-#include <sstream>
 #include <system_error>
 
 #include "net/peer.h"
@@ -45,17 +43,19 @@ uint32_t milliseconds(double seconds) {
 
 // Seconds since this process was started or forked.
 double process_age() {
-  std::ifstream in("/proc/self/stat");
-  std::string text;
-  std::getline(in, text);
-  size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return 0;  // no /proc: as if it had just started
-  std::istringstream fields(text.substr(name_end + 1));
-  std::string field;
-  for (int i = 0; i < 20; ++i) fields >> field;  // starttime is the 22nd of all, the 20th from here
+  char text[1024];
+  int fd = ::open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  ssize_t size = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  text[std::max<ssize_t>(size, 0)] = '\0';
+  const char* at = std::strrchr(text, ')');
+  // starttime is the 22nd field of all, the 20th after the name.
+  for (int i = 0; at != nullptr && i < 20; ++i) at = std::strchr(at + 1, ' ');
+  if (at == nullptr) return 0;
   timespec boot{};
   clock_gettime(CLOCK_BOOTTIME, &boot);
-  double started = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  double started = std::strtod(at, nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
   return static_cast<double>(boot.tv_sec) + static_cast<double>(boot.tv_nsec) * 1e-9 - started;
 }
 
@@ -194,24 +194,25 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
     std::lock_guard<std::mutex> lock(registry_mutex);
     registry.insert(this);
   }
+}
+
+void Client::start_reader() {
+  if (reader_) return;
   // Signals belong to the threads that the program started.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::string error;
   try {
     reader_ = std::make_unique<std::thread>([this] {
       reader_id_ = std::this_thread::get_id();
       read_loop();
     });
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    std::lock_guard<std::mutex> lock(registry_mutex);
-    registry.erase(this);
-    ::close(fd_);
-    ::close(wake_);
-    throw Failure("agent", std::string("cannot start a thread: ") + error.what());
+  } catch (const std::system_error& failure) {
+    error = failure.what();
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!error.empty()) throw Failure("agent", "cannot start a thread: " + error);
 }
 
 Client::~Client() {
@@ -225,50 +226,63 @@ Client::~Client() {
 }
 
 void Client::read_loop() {
-  std::string in;
-  char buffer[65536];
-  std::string why = "the agent has ended; its log tells why";
-  for (;;) {
-    pollfd ready[2] = {{fd_, POLLIN, 0}, {wake_, POLLIN, 0}};
-    if (poll(ready, 2, -1) < 0 && errno != EINTR) break;
-    if (ready[1].revents != 0) return;
-    if (ready[0].revents == 0) continue;
-    ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    in.append(buffer, static_cast<size_t>(n));
-    size_t at = 0;
-    bool bad = false;
-    while (in.size() - at >= kFrameHeader) {
-      Reader header(std::string_view(in).substr(at, kFrameHeader));
-      uint32_t length = header.u32();
-      uint16_t type = header.u16();
-      if (uint16_t version = header.u16(); version != protocol_version()) {
-        // Agents answer in the version that they are asked in; this one is older than that rule.
-        why = "this host's agent speaks protocol " + std::to_string(version) +
-              " and this rank runs " + version_text() +
-              "; end the agent (commkit agents stop) and try again";
-        bad = true;
-        break;
-      }
-      if (length > kMaxFrame) {
-        why = "the agent sent a message of " + std::to_string(length) + " bytes";
-        bad = true;
-        break;
-      }
-      if (in.size() - at - kFrameHeader < length) break;
-      try {
-        frame_in(type, std::string_view(in).substr(at + kFrameHeader, length));
-      } catch (const BadFrame& error) {
-        why = std::string("the agent sent a malformed message: ") + error.what();
-        bad = true;
-        break;
-      }
-      at += kFrameHeader + length;
-    }
-    in.erase(0, at);
-    if (bad) break;
+  while (wait_for_input(-1)) {
+    if (!read_some()) return;
   }
+}
+
+// False: close() wants the reader to end, or nothing can be awaited any more.
+bool Client::wait_for_input(int milliseconds) {
+  pollfd ready[2] = {{fd_, POLLIN, 0}, {wake_, POLLIN, 0}};
+  while (poll(ready, 2, milliseconds) < 0) {
+    if (errno != EINTR) {
+      broke(std::string("poll: ") + std::strerror(errno));
+      return false;
+    }
+    if (milliseconds >= 0) return true;  // a signal: its handler may want to be heard
+  }
+  return ready[1].revents == 0;
+}
+
+// Takes what has come, and gives frames on.  False: the connection is of no more use.
+bool Client::read_some() {
+  char buffer[65536];
+  ssize_t n = recv(fd_, buffer, sizeof buffer, MSG_DONTWAIT);
+  if (n < 0 && (errno == EINTR || errno == EAGAIN)) return true;
+  if (n <= 0) {
+    broke("the agent has ended; its log tells why");
+    return false;
+  }
+  in_.append(buffer, static_cast<size_t>(n));
+  size_t at = 0;
+  while (in_.size() - at >= kFrameHeader) {
+    Reader header(std::string_view(in_).substr(at, kFrameHeader));
+    uint32_t length = header.u32();
+    uint16_t type = header.u16();
+    if (uint16_t version = header.u16(); version != protocol_version()) {
+      // Agents answer in the version that they are asked in; this one is older than that rule.
+      broke("this host's agent speaks protocol " + std::to_string(version) + " and this rank runs " +
+            version_text() + "; end the agent (commkit agents stop) and try again");
+      return false;
+    }
+    if (length > kMaxFrame) {
+      broke("the agent sent a message of " + std::to_string(length) + " bytes");
+      return false;
+    }
+    if (in_.size() - at - kFrameHeader < length) break;
+    try {
+      frame_in(type, std::string_view(in_).substr(at + kFrameHeader, length));
+    } catch (const BadFrame& error) {
+      broke(std::string("the agent sent a malformed message: ") + error.what());
+      return false;
+    }
+    at += kFrameHeader + length;
+  }
+  in_.erase(0, at);
+  return true;
+}
+
+void Client::broke(const std::string& why) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (broken_.empty()) {
     broken_kind_ = "agent";
@@ -397,10 +411,31 @@ void Client::send(uint16_t type, const std::string& payload, double timeout, con
 
 bool Client::on_reader() const { return reader_id_.load() == std::this_thread::get_id(); }
 
+bool Client::settled() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return formed_ || closed_ || !broken_.empty();
+}
+
 void Client::formed(double timeout, const Tick& tick) {
   check_usable();
+  double deadline = now() + timeout + kGrace;
+  if (!reader_) {
+    // Until then nothing comes but this, and one thread is woken instead of two.
+    reader_id_ = std::this_thread::get_id();
+    try {
+      while (now() < deadline && !settled()) {
+        if (!wait_for_input(static_cast<int>(kTick * 1000)) || !read_some()) break;
+        if (tick && !settled()) tick();
+      }
+    } catch (...) {
+      reader_id_ = std::thread::id();
+      throw;
+    }
+    reader_id_ = std::thread::id();
+    start_reader();
+  }
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!wait(lock, timeout + kGrace, tick, [this] { return formed_; })) {
+  if (!wait(lock, std::max(0.0, deadline - now()), tick, [this] { return formed_; })) {
     throw Failure("join-timeout",
                   "this host's agent did not say by the deadline why the world has not formed");
   }
@@ -414,6 +449,7 @@ Fields Client::info() {
 
 std::string Client::root_endpoint(double timeout, const Tick& tick) {
   check_usable();
+  start_reader();
   send(kRankRoot, "", timeout, tick);
   std::unique_lock<std::mutex> lock(mutex_);
   if (!wait(lock, timeout, tick, [this] { return root_known_; })) {

@@ -64,7 +64,12 @@ class Client {
     std::string payload;
   };
 
+  void start_reader();
   void read_loop();
+  bool wait_for_input(int milliseconds);
+  bool read_some();
+  void broke(const std::string& why);
+  bool settled();
   void frame_in(uint16_t type, std::string_view payload);
   void send(uint16_t type, const std::string& payload, double timeout, const Tick& tick);
   // Waits until `ready` or the deadline (false).  Throws what ended the connection.
@@ -79,7 +84,8 @@ class Client {
 
   int fd_ = -1;
   int wake_ = -1;
-  std::unique_ptr<std::thread> reader_;
+  std::unique_ptr<std::thread> reader_;  // from the moment that the world has formed
+  std::string in_;                       // what has been read and is no whole frame yet
   Notice notice_;
   std::mutex mutex_;
   std::timed_mutex send_mutex_;

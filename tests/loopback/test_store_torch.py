@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch_jobs
 
 from commkit import launch, overlay
+from commkit import store as module
 from commkit.settings import load
 from commkit.store import AgentStore, open_store, probe
 
@@ -49,6 +50,60 @@ def test_the_probe_that_decides_passes(store, key):
     before = store.num_keys()
     probe(store, key)
     assert store.num_keys() == before
+
+
+def test_only_a_probe_of_the_whole_world_counts_its_keys(store, key):
+    class Uncountable:
+        def __getattr__(self, name):
+            assert name != "num_keys", "every agent of the world is asked for its keys"
+            return getattr(store, name)
+
+    probe(Uncountable(), key, whole=False)
+    with pytest.raises(AssertionError):
+        probe(Uncountable(), key, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("2.13.0", True),
+        ("2.13.1+cu130", True),
+        ("2.6.0+cpu", True),
+        ("2.13.0a0+git1234567", False),  # built from a source of that time
+        ("2.13.0.dev20260301", False),
+        ("2.130.0", False),
+        ("12.13.0", False),
+        ("3.0.0", False),
+    ],
+)
+def test_only_releases_that_have_passed_the_probe_are_spared_it(version, known):
+    assert module._proven(version) is known
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_torch_is_probed_once_a_process_unless_it_is_proven(tmp_path, monkeypatch, proven):
+    monkeypatch.setenv("COMMKIT_LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("COMMKIT_JOB_ID", f"proven-{proven}")
+    monkeypatch.setattr(module.torch, "__version__", "2.13.0")
+    monkeypatch.setattr(module, "_probed", {})
+    monkeypatch.setattr(module, "PROVEN", frozenset({(2, 13)} if proven else ()))
+    asked = []
+
+    def watched(store, key, *, whole=True):
+        asked.append(whole)
+        probe(store, key, whole=whole)
+
+    monkeypatch.setattr(module, "probe", watched)
+    world = overlay.join(launch.resolve(), 30.0, settings=load())
+    try:
+        for _ in range(2):
+            opened = open_store(world, 10.0, settings=load({}))
+            assert not isinstance(opened, AgentStore)
+            opened.set("here", b"yes")
+            assert opened.get("here") == b"yes"
+    finally:
+        world.leave(10.0)
+    assert asked == ([] if proven else [True])
 
 
 class _Wrong:
@@ -208,8 +263,6 @@ def test_an_unusable_wire_is_an_error_only_when_it_was_asked_for(tmp_path, monke
     # The world of the fixture may still be there.
     monkeypatch.setenv("COMMKIT_JOB_ID", "unusable-wire")
     world = overlay.join(launch.resolve(), 30.0, settings=load())
-    import commkit.store as module
-
     try:
         monkeypatch.setattr(module, "_probed", {module.torch.__version__: "a dialect of its own"})
         fallen = open_store(world, 10.0, settings=load({}))
