@@ -155,9 +155,10 @@ void Agent::stopped_by_hand(pid_t by) {
 // A rank, or `commkit agents`, of another version: it is told so in frames of its own.
 void Agent::rank_foreign(const std::shared_ptr<RankConn>& conn, uint16_t version, uint16_t type,
                          std::string_view payload) {
+  // One that has joined is lost by this, like one whose connection ends.
+  if (conn->joined) throw BadFrame("of protocol " + std::to_string(version));
   Reader r(payload);
-  if (conn->joined || (type != kRankJoin && type != kInspect && type != kStop) ||
-      r.u32() != kMagic) {
+  if ((type != kRankJoin && type != kInspect && type != kStop) || r.u32() != kMagic) {
     stranger(conn->stream->peer(), "is not a commkit rank");
     conn->stream->close();
     return loop_.defer([this, conn] { conns_.erase(conn); });
