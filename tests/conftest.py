@@ -35,7 +35,7 @@ LAUNCHER_VARIABLES = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("commkit")
     group.addoption(
-        "--sweep-worlds", type=int, default=12, help="worlds of the sweep over deaths in a join"
+        "--sweep-worlds", type=int, default=8, help="worlds of the sweep over deaths in a join"
     )
     group.addoption("--sweep-seed", type=int, default=0, help="0: a new one, which is printed")
     group.addoption(

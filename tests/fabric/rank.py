@@ -24,10 +24,12 @@ def agent():
     (mine,) = _C.agents()
     with open(mine["log"]) as log:
         # The root's host listens anew when rank 0 is not the first of its ranks to come.
-        last = [line for line in log if " listening on port " in line][-1]
+        listening = [line for line in log if " listening on port " in line]
+    # An agent that will have no children does not listen.
+    addresses = listening[-1].split(" addresses ")[1].split() if listening else []
     return {
         **mine,
-        "addresses": last.split(" addresses ")[1].split(),
+        "addresses": addresses,
         "open_ports": sorted(open_ports()),
     }
 

@@ -92,7 +92,9 @@ def test_an_address_where_nobody_is_is_named_at_the_deadline(cluster):
     assert f"{DEAD}:29500" in outcomes[1].text and "10.77.0.3:29500" in outcomes[1].text
 
 
-@pytest.mark.parametrize("dead", [DEAD, "fd00:77::99"], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize(
+    "dead", [pytest.param(DEAD, marks=pytest.mark.slow), "fd00:77::99"], ids=["IPv4", "IPv6"]
+)
 def test_the_first_of_several_addresses_may_be_dead(cluster, dead):
     cluster.nameserver.names[NAME] = (dead, "10.77.0.1")
     gpu, job = cluster()

@@ -85,7 +85,7 @@ def test_ranks_that_find_their_agent_s_queue_full_give_up_at_the_deadline(fabric
 # --- Descriptors -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("files", [64, 256])
+@pytest.mark.parametrize("files", [64, pytest.param(256, marks=pytest.mark.slow)])
 def test_strangers_do_not_take_an_agent_s_last_descriptor(fabric, ranks, files):
     gpu = fabric.hosts(4)
     job = ranks(dict.fromkeys(gpu, 1), master="10.77.0.1", seconds=40)

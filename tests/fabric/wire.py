@@ -13,10 +13,12 @@ import heapq
 import os
 import random
 import select
+import stat
 import struct
 import threading
 import time
 
+_TUN = "/dev/net/tun"
 _TUNSETIFF, _TAP_WITHOUT_HEADER, _CLONE_NEWNET = 0x400454CA, 0x1002, 0x40000000
 
 
@@ -36,7 +38,10 @@ def inside(namespace, make):
 
 def _tap(name):
     def make():
-        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        if not os.path.exists(_TUN):  # containers often come without the node
+            os.makedirs(os.path.dirname(_TUN), exist_ok=True)
+            os.mknod(_TUN, 0o666 | stat.S_IFCHR, os.makedev(10, 200))
+        tap = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(
             tap, _TUNSETIFF, struct.pack("16sH22s", name.encode(), _TAP_WITHOUT_HEADER, b"")
         )

@@ -97,7 +97,7 @@ def of_another_version(port):
 
 
 def of_another_job(port):
-    assert b"belongs" in answers(port, hello(b"y" * 32)) or True
+    answers(port, hello(b"y" * 32))
 
 
 def child_of_another_epoch(port):
@@ -129,7 +129,15 @@ def again_and_again(stranger, port, threads=2, pause=0.002):
 
 @pytest.mark.parametrize(
     "stranger",
-    [scan, reset, http, noise, of_another_version, of_another_job, child_of_another_epoch],
+    [
+        scan,
+        http,
+        noise,
+        of_another_version,
+        of_another_job,
+        pytest.param(reset, marks=pytest.mark.slow),
+        pytest.param(child_of_another_epoch, marks=pytest.mark.slow),
+    ],
 )
 def test_strangers_without_end_do_not_hold_up_a_join(jobs, normal, stranger):
     with jobs(HOSTS) as job:
