@@ -445,9 +445,11 @@ void Session::child_leaving(const LinkPtr& link, std::string_view payload) {
 }
 
 void Session::check_over() {
-  if (over_ || leaving_) return;
-  // Its ranks have been told; whether they try again is up to them.
+  if (over_) return;
+  // Its ranks have been told; whether they try again is up to them.  One that is leaving has nobody
+  // left to wait for it, nor for whom it could wait.
   if (state_ == State::kFailed) return contact_ ? void() : over();
+  if (leaving_) return;
   for (const auto& [rank, conn] : ranks_) {
     if (!conn->gone()) return;
   }
