@@ -19,12 +19,13 @@ FUZZ_SECONDS ?= 60
 BARS = $(shell find benchmarks -maxdepth 1 -name '[!_]*.py' -perm -u+x | LC_ALL=C sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check bars clean distclean native format format-check lint types layers
+.PHONY: help demo test matrix fuzz check bars clean distclean native format format-check lint types layers
 .PHONY: torch-suite torch-suite-record
 
 help:
 	@echo 'make demo    start-up by phase beside stock torch, then an all-reduce sweep'
 	@echo 'make test    build what changed and run every test'
+	@echo 'make matrix  what depends on torch, with each torch that is supported: downloads 3 GB'
 	@echo 'make check   format, lint, types, layers, tests: what CI runs'
 	@echo 'make fuzz    fuzz what reads the bytes of others, FUZZ_SECONDS=60 for each harness (clang)'
 	@echo 'make bars    every benchmark against its bounds'
@@ -39,6 +40,9 @@ demo: native
 
 test: native $(OPENMPI)
 	$(PY) tests/run_sets.py $(RERUNS)
+
+matrix: native
+	$(PY) tests/torch_matrix.py
 
 fuzz: $(READY)
 	$(PY) tests/fuzz/run.py --seconds $(FUZZ_SECONDS)

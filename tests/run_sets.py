@@ -1,9 +1,11 @@
 """Runs the tests in sets side by side, since most tests wait for something: make test.
 
 The sets do not meet: the fabric's agents live in network namespaces of their own, the rest of the
-first set starts none, and agents of the others know only their own jobs.  Arguments go to all.
-Under CI a minute of fuzzing for each harness goes on beside them.  The last set's output is shown
-as it comes, that of the others at the end, or when the run is cut short.
+first set starts none, and agents of the others know only their own jobs.  With CI=true the newest
+torch is fetched meanwhile, and what depends on torch's version is tested with it after the second
+set (torch_matrix.py); a minute of fuzzing for each harness goes on beside them.  Arguments go to
+pytest.  The last set's output is shown as it comes, that of the others at the end, or when the run
+is cut short.
 """
 
 from __future__ import annotations
@@ -12,39 +14,69 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
-SETS = [
-    ["tests/unit", "tests/packaging", "tests/fabric"],
-    ["tests/torch_suite"],
-    ["tests/loopback"],
-]
+import torch_matrix
+
+FIRST = ["tests/unit", "tests/packaging", "tests/fabric"]
+SECOND = ["tests/torch_suite"]
+LAST = ["tests/loopback"]
 # The tests beside it have deadlines, so it takes what they leave.
 FUZZ = ["nice", "-n", "19", sys.executable, "tests/fuzz/run.py", "--seconds", "60"]
-OUTPUT = Path("build")
+BUILD = Path("build")
+
+
+class Lane(threading.Thread):
+    """Commands one after the other, whatever their exit codes; the output goes to a file."""
+
+    def __init__(self, name: str, *commands: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.output = BUILD / f"tests-{name}.txt"
+        self.commands = commands
+        self.codes: list[int] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ending = False
+
+    def run(self) -> None:
+        with self.output.open("w") as output:
+            for command in self.commands:
+                if self.ending:
+                    return
+                self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+                self.codes.append(self.process.wait())
+
+    def end(self) -> None:
+        self.ending = True
+        if self.process is not None:
+            self.process.terminate()
+        self.join(30)
+        print(self.output.read_text(), flush=True)
 
 
 def main() -> int:
-    pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    commands = [[*pytest, *tests] for tests in SETS[:-1]]
-    if os.environ.get("CI") == "true":
-        commands.append(FUZZ)
-    OUTPUT.mkdir(exist_ok=True)
+    arguments = sys.argv[1:]
+    pytest = [sys.executable, "-m", "pytest", *arguments]
+    matrix = [sys.executable, torch_matrix.__file__, torch_matrix.NEWEST]
+    BUILD.mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    files = [OUTPUT / f"tests-{number}.txt" for number in range(1, len(commands) + 1)]
-    others = []
+    second = [[*pytest, *SECOND]]
+    lanes = []
+    if os.environ.get("CI") == "true":
+        lanes.append(Lane("fetch", [*matrix, "--install-only"]))
+        lanes.append(Lane("fuzz", FUZZ))
+        second.append([*matrix, "--", *arguments])  # waits until it has been fetched
+    lanes += [Lane("1", [*pytest, *FIRST]), Lane("2", *second)]
     try:
-        for command, file in zip(commands, files, strict=True):
-            with file.open("w") as output:
-                others.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
-        last = subprocess.run([*pytest, *SETS[-1]]).returncode
-        return next(filter(None, [other.wait() for other in others]), last)
+        for lane in lanes:
+            lane.start()
+        last = subprocess.run([*pytest, *LAST]).returncode
+        for lane in lanes:
+            lane.join()
+        return next((code for lane in lanes for code in lane.codes if code), last)
     finally:
-        for other in others:
-            other.terminate()
-        for other, file in zip(others, files, strict=False):
-            other.wait()
-            print(file.read_text(), flush=True)
+        for lane in lanes:
+            lane.end()
 
 
 if __name__ == "__main__":

@@ -106,8 +106,16 @@ def test_the_end_of_a_script_is_its_own(tmp_path, run, body, code):
     assert (ours.returncode, ours.stdout, ours.stderr) == (code, plain.stdout, plain.stderr)
 
 
+# A run in the background of a shell has inherited an ignored SIGINT.
+INTERRUPTS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.raise_signal(signal.SIGINT)
+"""
+
+
 def test_an_interrupt_exits_130_with_the_script_s_traceback(tmp_path, run):
-    (tmp_path / "train.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    (tmp_path / "train.py").write_text(INTERRUPTS)
     done = run(*RUN, "train.py")
     assert done.returncode == 130
     assert done.stderr.startswith("Traceback") and "commkit" not in done.stderr
