@@ -72,6 +72,10 @@ def _die_in_creation(victim):
     _init(600.0)
 
 
+@pytest.mark.skipif(
+    api._torch_version() < (2, 8),
+    reason="before torch 2.8 gloo may wait for a peer's connection, and nothing ends that wait",
+)
 def test_a_rank_killed_while_groups_are_created_is_named_at_once(tmp_path):
     with torch_jobs.Job(4, hosts=2, log_dir=tmp_path) as job:
         for rank in range(4):

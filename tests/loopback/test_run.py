@@ -18,7 +18,7 @@ def run(tmp_path, repository):
     """Runs `python ARGS` in tmp_path, with commkit importable."""
 
     def call(*arguments, **environment):
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=tmp_path,
             env={
@@ -32,6 +32,8 @@ def run(tmp_path, repository):
             text=True,
             timeout=100,
         )
+        done.stdout = torch_jobs.own_output(done.stdout)
+        return done
 
     return call
 

@@ -14,11 +14,15 @@ from test_store_wire import (
     values_of_any_size,
     waits,
 )
+from torch.distributed import PrefixStore
 from wire_client import HELLO, LIMIT, TOKEN, Raw
 
 from commkit import launch, overlay
 
 pytestmark = pytest.mark.timeout(120)
+
+#: Operations that torch 2.6 does not have yet.
+NEWER = {barriers: "barrier", listed_keys: "list_keys", queue_operations: "queue_len"}
 
 
 @pytest.fixture
@@ -37,6 +41,9 @@ def agent(tmp_path, monkeypatch):
     ids=lambda body: body.__name__,
 )
 def test_torchs_client_finds_what_torchs_server_would_say(agent, body):
+    operation = NEWER.get(body)
+    if operation and not hasattr(PrefixStore, operation):
+        pytest.skip(f"this torch's stores have no {operation}")
     body(*agent)
 
 

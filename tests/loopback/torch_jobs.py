@@ -36,6 +36,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def own_output(text):
+    """Without the lines that gloo of torch 2.8 to 2.10 writes there when it connects."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("[Gloo] Rank "))
+
+
 def _count(ranges):
     """The number of ranks in `0-2, 5`."""
     total = 0
