@@ -86,8 +86,7 @@ std::string Agent::choose_interfaces(const Config& config) {
 
 std::string Agent::listen_tcp(const Config& config, const std::vector<uint16_t>& ports, int hosts) {
   std::vector<uint16_t> tries = ports;
-  std::string errors = choose_interfaces(config);
-  if (!errors.empty()) return errors;
+  std::string errors;
   if (tries.empty() || tries == std::vector<uint16_t>{0}) {
     // The listener of an earlier epoch, or of a rank 0 that came late, serves as well.
     if (listening()) return "";

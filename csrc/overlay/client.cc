@@ -261,8 +261,9 @@ bool Client::read_some() {
     uint16_t type = header.u16();
     if (uint16_t version = header.u16(); version != protocol_version()) {
       // Agents answer in the version that they are asked in; this one is older than that rule.
-      broke("this host's agent speaks protocol " + std::to_string(version) + " and this rank runs " +
-            version_text() + "; end the agent (commkit agents stop) and try again");
+      broke("this host's agent speaks protocol " + std::to_string(version) +
+            " and this rank runs " + version_text() +
+            "; end the agent (commkit agents stop) and try again");
       return false;
     }
     if (length > kMaxFrame) {

@@ -144,7 +144,6 @@ void Session::add_rank(const RankPtr& conn) {
 
 void Session::start_contact() {
   std::string error = agent_.choose_interfaces(config_);
-  if (!error.empty()) return fail("join", "host " + config_.host_name + ": " + error);
   arm_progress(5.0);
   Contact::Outcome outcome;
   outcome.held = [this](StreamPtr stream) { contact_held(std::move(stream)); };
@@ -154,6 +153,8 @@ void Session::start_contact() {
     fail("join", "host " + config_.host_name + ": " + why);
   };
   contact_ = Contact::start(loop_, config_, hello(kContact), terms(), outcome);
+  // After the contact has begun: the root must hear that our ranks will not come.
+  if (!error.empty()) fail("join", "host " + config_.host_name + ": " + error);
 }
 
 void Session::contact_held(StreamPtr stream) {

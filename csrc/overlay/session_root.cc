@@ -20,6 +20,8 @@ constexpr int kPublishTries = 10;
 constexpr double kComeAgainSeconds = 1.5;
 constexpr int kSmallestDegree = 8, kLargestDegree = 32;
 constexpr int kFewContacts = 32;
+// From its place to its address; an agent may be waiting for its port.
+constexpr double kListenSeconds = 1.0;
 
 std::string count_text(int n) {
   std::string s = std::to_string(n);
@@ -69,6 +71,12 @@ void Session::become_root() {
 
 void Session::bind_root(double until) {
   if (state_ != State::kJoining) return;
+  if (std::string error = agent_.choose_interfaces(config_); !error.empty()) {
+    root_.reset();
+    nonce_ = 0;
+    index_ = -1;
+    return fail("join", "host " + config_.host_name + ": " + error);
+  }
   std::vector<uint16_t> ports;
   if (config_.root_kind == RootKind::kEndpoint) {
     ports = config_.root_ports;
@@ -269,8 +277,18 @@ void Session::place(int index, bool under_root) {
   if (under_root) host.parent = 0;
   auto& parent = root_->hosts[static_cast<size_t>(host.parent)];
   // The parent has been told to listen, and will say where.
-  if (host.parent != 0 && parent.hello.port == 0) return parent.awaited.push_back(index);
-  send_place(index);
+  if (host.parent == 0 || parent.hello.port != 0) return send_place(index);
+  parent.awaited.push_back(index);
+  std::weak_ptr<bool> alive = alive_;
+  loop_.after(kListenSeconds, [this, alive, index] {
+    if (alive.expired() || state_ != State::kJoining) return;
+    const auto& child = root_->hosts[static_cast<size_t>(index)];
+    const auto& late = root_->hosts[static_cast<size_t>(child.parent)];
+    if (!child.contact || child.parent == 0 || late.hello.port != 0) return;
+    log("host " + late.hello.host + " does not say where it listens: host " + child.hello.host +
+        " goes under the root");
+    place(index, true);
+  });
 }
 
 void Session::listens(int index, Reader& r) {

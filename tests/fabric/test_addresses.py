@@ -13,14 +13,19 @@ def four(placement):
 
 
 def addresses(agents):
-    return {name: agent["addresses"] for name, agent in agents.items()}
+    """Of the hosts that listen: all of a chain but its end."""
+    given = {name: agent["addresses"] for name, agent in agents.items() if agent["addresses"]}
+    assert len(given) == len(agents) - 1
+    return given
 
 
 @pytest.mark.parametrize("master", ["2001:db8:77::1", "[2001:db8:77::1]"])
 def test_ipv6_only_hosts(fabric, ranks, master):
     gpu = [fabric.host(f"gpu-{i}", f"2001:db8:77::{i}/64") for i in (1, 2, 3)]
     agents = ranks(four(gpu), master=master, COMMKIT_TREE_DEGREE="1").meet()
-    assert addresses(agents) == {f"gpu-{i}": [f"2001:db8:77::{i}"] for i in (1, 2, 3)}
+    assert (
+        addresses(agents).items() <= {f"gpu-{i}": [f"2001:db8:77::{i}"] for i in (1, 2, 3)}.items()
+    )
 
 
 def test_hosts_whose_kernel_has_ipv6_switched_off(fabric, ranks):
@@ -28,16 +33,16 @@ def test_hosts_whose_kernel_has_ipv6_switched_off(fabric, ranks):
     for host in gpu:
         host.sysctl(ipv6__conf__all__disable_ipv6=1, ipv6__conf__default__disable_ipv6=1)
     agents = ranks(four(gpu), master="10.77.0.1", COMMKIT_TREE_DEGREE="1").meet()
-    assert addresses(agents) == {f"gpu-{i}": [f"10.77.0.{i}"] for i in (1, 2, 3)}
+    assert addresses(agents).items() <= {f"gpu-{i}": [f"10.77.0.{i}"] for i in (1, 2, 3)}.items()
 
 
 def test_one_host_with_ipv6_switched_off_among_hosts_that_prefer_nothing(fabric, ranks):
     gpu = fabric.hosts(3)
     for i, host in enumerate(gpu, 1):
         host.ip(f"addr add 2001:db8:77::{i}/64 dev eth0 nodad")
-    gpu[1].sysctl(ipv6__conf__all__disable_ipv6=1)
+    gpu[0].sysctl(ipv6__conf__all__disable_ipv6=1)
     agents = ranks(four(gpu), master="10.77.0.1", COMMKIT_TREE_DEGREE="1").meet()
-    assert addresses(agents)["gpu-2"] == ["10.77.0.2"]
+    assert addresses(agents)["gpu-1"] == ["10.77.0.1"]
 
 
 def test_hosts_that_have_only_link_local_addresses(fabric, ranks):
@@ -45,8 +50,8 @@ def test_hosts_that_have_only_link_local_addresses(fabric, ranks):
     for host in gpu:
         host.sysctl(ipv6__conf__eth0__addr_gen_mode=1)
     agents = ranks(four(gpu), master="fe80::77:1%eth0", COMMKIT_TREE_DEGREE="1").meet()
-    for i in (1, 2, 3):
-        assert f"fe80::77:{i}%eth0" in agents[f"gpu-{i}"]["addresses"]
+    for name, given in addresses(agents).items():
+        assert f"fe80::77:{name[-1]}%eth0" in given
 
 
 def routed(fabric, number):
@@ -67,7 +72,7 @@ def routed(fabric, number):
 def test_routed_hosts_with_their_only_address_on_lo(fabric, ranks):
     gpu = [routed(fabric, i) for i in (1, 2, 3)]
     agents = ranks(four(gpu), master="10.9.8.1", COMMKIT_TREE_DEGREE="1").meet()
-    assert addresses(agents) == {f"gpu-{i}": [f"10.9.8.{i}"] for i in (1, 2, 3)}
+    assert addresses(agents).items() <= {f"gpu-{i}": [f"10.9.8.{i}"] for i in (1, 2, 3)}.items()
 
 
 def test_container_bridges_do_not_come_before_the_network(fabric, ranks):
@@ -87,10 +92,11 @@ def test_container_bridges_do_not_come_before_the_network(fabric, ranks):
             "link set veth3f2a up",
         )
     job = ranks(four(gpu), master="10.77.0.1", COMMKIT_TREE_DEGREE="1")
-    for name, agent in job.meet().items():
-        assert agent["addresses"][0] == "10.77.0." + name[-1]
-        assert not any(a.startswith("169.254.") for a in agent["addresses"])
-        assert agent["strangers"] == "0"
+    agents = job.meet()
+    for name, given in addresses(agents).items():
+        assert given[0] == "10.77.0." + name[-1]
+        assert not any(a.startswith("169.254.") for a in given)
+    assert {agent["strangers"] for agent in agents.values()} == {"0"}
 
 
 def two_networks(fabric, count=3):
@@ -123,7 +129,9 @@ def test_ifname_chooses_the_network(fabric, ranks, pattern, network):
     agents = ranks(
         four(gpu), master=f"{network}.0.1", COMMKIT_IFNAME=pattern, COMMKIT_TREE_DEGREE="1"
     ).meet()
-    assert addresses(agents) == {f"gpu-{i}": [f"{network}.0.{i}"] for i in (1, 2, 3)}
+    assert (
+        addresses(agents).items() <= {f"gpu-{i}": [f"{network}.0.{i}"] for i in (1, 2, 3)}.items()
+    )
 
 
 def test_ifname_that_matches_nothing_is_named_with_its_value(fabric, ranks):
@@ -142,8 +150,8 @@ def test_a_second_network_that_does_not_reach_the_others_is_given_up(fabric, ran
         # A cable into a network of its own; eno1 comes before eth0.
         host.plug(f"192.168.{i}.7/24", network=f"alone{i}", ifname="eno1")
     agents = ranks(four(gpu), master="10.77.0.1", COMMKIT_TREE_DEGREE="1").meet()
-    for i in (1, 2, 3):
-        assert set(agents[f"gpu-{i}"]["addresses"]) == {f"192.168.{i}.7", f"10.77.0.{i}"}
+    for name, given in addresses(agents).items():
+        assert set(given) == {f"192.168.{name[-1]}.7", f"10.77.0.{name[-1]}"}
 
 
 def test_two_nics_with_the_same_route_answer_from_the_address_that_was_asked(fabric, ranks):
@@ -158,4 +166,4 @@ def test_two_nics_with_the_same_route_answer_from_the_address_that_was_asked(fab
     agents = ranks(
         four(gpu), master="10.77.0.1", COMMKIT_IFNAME="=eno1", COMMKIT_TREE_DEGREE="1"
     ).meet()
-    assert addresses(agents) == {f"gpu-{i}": [f"10.77.0.{i}"] for i in (1, 2, 3)}
+    assert addresses(agents).items() <= {f"gpu-{i}": [f"10.77.0.{i}"] for i in (1, 2, 3)}.items()

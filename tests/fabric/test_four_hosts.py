@@ -11,12 +11,13 @@ def test_unequal_hosts_join_gather_and_share_keys(fabric, ranks):
     gpu = fabric.hosts(4)
     placement = dict(zip(gpu, (4, 3, 2, 4), strict=True))
     agents = ranks(placement, master="10.77.0.1", COMMKIT_PORT_RANGE="31000-31009").meet()
-    for i in range(1, 5):
-        agent = agents[f"gpu-{i}"]
-        assert agent["addresses"] == [f"10.77.0.{i}"]
+    assert agents["gpu-1"]["open_ports"] == [29500]
+    # By the root's own ranks there would be three hosts: the fourth may have to take children.
+    listening = [agent for agent in agents.values() if agent["open_ports"]]
+    assert len(listening) <= 2
+    for agent in listening[1:]:
         (port,) = agent["open_ports"]
-        assert port == int(agent["port"])
-        assert port == 29500 if i == 1 else 31000 <= port <= 31009
+        assert port == int(agent["port"]) and 31000 <= port <= 31009
     # Every host has contacted the root once; the three are its children, and nobody else came.
     assert (agents["gpu-1"]["accepted_total"], agents["gpu-1"]["children"]) == ("3", "3")
     assert {agent["strangers"] for agent in agents.values()} == {"0"}
