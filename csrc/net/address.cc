@@ -310,6 +310,7 @@ std::vector<std::string> choose_addresses(const std::vector<InterfaceAddress>& a
   std::vector<std::string> out;
   for (const Candidate& one : found) {
     if (one.rank >= kLink && one.rank != found.front().rank) break;
+    if (out.size() == kMostAddresses) break;
     std::string ip = one.from->address.ip();
     // A link-local IPv6 address says nothing without its interface.
     bool zoned =

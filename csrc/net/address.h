@@ -58,6 +58,8 @@ struct InterfaceAddress {
   unsigned flags = 0;  // IFF_*
 };
 
+constexpr size_t kMostAddresses = 32;  // that choose_addresses gives
+
 // Every IPv4 and IPv6 address of this network namespace, in the kernel's order.
 // Throws SystemError.
 std::vector<InterfaceAddress> interfaces();
@@ -74,7 +76,9 @@ bool matches_interface(std::string_view pattern, std::string_view name);
 //   3  interfaces without carrier; bridges, tunnels and container interfaces, by their names:
 //      often the same address on every host
 // Link-local addresses only if there is nothing of these, 127.0.0.0/8 and ::1 only if there is
-// nothing else at all.
+// nothing else at all.  The best kMostAddresses: a Kubernetes node has one for every service
+// (kube-ipvs0), and all of them travel to whoever is to dial this host.
+
 std::vector<std::string> choose_addresses(const std::vector<InterfaceAddress>& all,
                                           std::string_view pattern);
 

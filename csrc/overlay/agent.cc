@@ -32,7 +32,11 @@ constexpr double kSilentSeconds = 3;
 constexpr double kLastWordsSeconds = 0.02;
 // A world that forms at once is not held up by the watch over its processes.
 constexpr double kWatchSeconds = 1.0;
-constexpr double kEofSeconds = 0.3;  // between a connection's end and its process's
+constexpr double kAgeSeconds = 0.02;  // the kernel gives a process's start in clock ticks
+constexpr double kEofSeconds = 0.3;   // between a connection's end and its process's
+// The same for one that is exiting and has named no failure: its exit code tells, once there is
+// one.
+constexpr double kTeardownSeconds = 10.0;
 
 }  // namespace
 
@@ -101,19 +105,15 @@ void Agent::accept_unix(int fd) {
   conn->stream->on_ending([this, weak] {
     auto self = weak.lock();
     // It ended before its process was watched; the socket still knows which it was.
-    if (!self || !self->joined || self->pidfd >= 0) return;
-    self->pidfd = peer_pidfd(self->stream->fd(), self->pid);
-    if (self->pidfd < 0) return;
-    loop_.watch(self->pidfd, EPOLLIN, [this, weak](uint32_t) {
-      if (auto still = weak.lock()) rank_gone(still);
-    });
+    if (self && self->joined && self->pidfd < 0) watch_process(self);
   });
   conn->stream->on_close([this, weak](const std::string&) {
     auto self = weak.lock();
     if (!self) return;
     if (!self->joined || self->pidfd < 0 || self->gone()) return rank_gone(self);
-    // The connection ends just before the process: wait, to tell how it ended.
-    loop_.after(kEofSeconds, [this, weak] {
+    // The connection ends before the process: wait, to tell how it ended.
+    bool quiet = self->said_exit && self->exit_reason.empty();
+    loop_.after(quiet ? kTeardownSeconds : kEofSeconds, [this, weak] {
       if (auto still = weak.lock()) rank_gone(still);
     });
   });
@@ -253,7 +253,8 @@ void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view p
 // failed.
 bool Agent::too_late(const std::string& who, double age) const {
   double since = now() - failed_.at;
-  return failed_.at > 0 && since < kLingerSeconds && age > since && failed_.told.count(who) == 0;
+  return failed_.at > 0 && since < kLingerSeconds && age > since + kAgeSeconds &&
+         failed_.told.count(who) == 0;
 }
 
 void Agent::join_failed(const std::string& kind, const std::string& text,
@@ -278,17 +279,17 @@ void Agent::watch_processes() {
   std::vector<std::shared_ptr<RankConn>> conns(conns_.begin(), conns_.end());
   for (const auto& conn : conns) {
     if (!conn->joined || conn->stream->closed()) continue;
-    if (conn->pidfd < 0) watch_process(conn);
+    if (conn->pidfd >= 0) continue;
+    watch_process(conn);
+    // It ended before we looked, and a child of its may be holding the connection.
+    bool ended = conn->pidfd < 0 && conn->pid > 0 && kill(conn->pid, 0) < 0 && errno == ESRCH;
+    if (ended) rank_gone(conn);
   }
 }
 
 void Agent::watch_process(const std::shared_ptr<RankConn>& conn) {
   conn->pidfd = peer_pidfd(conn->stream->fd(), conn->pid);
-  if (conn->pidfd < 0) {
-    // It ended before we looked, and a child of its may be holding the connection.
-    if (conn->pid > 0 && kill(conn->pid, 0) < 0 && errno == ESRCH) rank_gone(conn);
-    return;
-  }
+  if (conn->pidfd < 0) return;
   std::weak_ptr<RankConn> weak = conn;
   loop_.watch(conn->pidfd, EPOLLIN, [this, weak](uint32_t) {
     if (auto self = weak.lock()) rank_gone(self);
@@ -337,6 +338,7 @@ void Agent::session_over() {
     // One turn later: connections that were dropped in this one still cancel their requests.
     loop_.defer([this] {
       session_.reset();
+      throttle();  // the contacts that it held are gone
       place_waiting();
       leave_if_idle();
     });

@@ -1,6 +1,7 @@
 // A rank's connection to its host's agent.  Thread-safe; a reader thread sorts what the agent says.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -58,6 +59,17 @@ class Client {
   void mute();
 
  private:
+  // The agent answers at the deadline, having asked the root; only a sick one makes us give up by
+  // ourselves.
+  static constexpr double kGrace = 5.0;
+  static constexpr double kShortSend = 5.0;  // for messages that nobody waits for
+  static constexpr const char* kNotReading =
+      "this host's agent does not read what it is sent; is it stopped?";
+
+  static uint32_t milliseconds(double seconds) {
+    return static_cast<uint32_t>(std::clamp(seconds * 1000, 0.0, 4e9));
+  }
+
   struct Answer {
     bool done = false;
     uint16_t type = 0;
@@ -79,6 +91,7 @@ class Client {
   [[noreturn]] void throw_broken() const;
   static void read_answer(const Answer& answer, uint16_t type,
                           const std::function<void(Reader&)>& read);
+  uint64_t expect_answer();  // the id of the next request
   Answer request(uint16_t type, uint64_t id, const std::string& payload, double timeout,
                  const Tick& tick);
 

@@ -6,8 +6,9 @@
 // It is over when own ranks and the subtree have left, or have been told of the failure.
 //
 // session_join.cc: joining as every agent sees it.  session_root.cc: as the root does.
-// session_ops.cc: gather, broadcast, agree, probes. session_keys.cc: keys and their routes.
-// session_life.cc: losses, leaving, the end.
+// session_fail.cc: deadlines, progress, failure.  session_ops.cc: gather, broadcast, agree, probes.
+// session_keys.cc: keys.  session_routes.cc: the way to their owners.  session_life.cc: messages,
+// heartbeats, losses.  session_leave.cc: leaving, the end.
 #pragma once
 
 #include <deque>
@@ -131,6 +132,7 @@ class Session {
       int children = 0;
       int joined = 0;
       bool listens = false;      // is to have children
+      bool placed = false;       // has been told its parent
       std::vector<int> awaited;  // children that wait for its address
       bool reached = false;
       Loop::TimerId lost_timer = 0;
@@ -190,7 +192,7 @@ class Session {
     std::set<uint64_t> waiters;
   };
 
-  // session_join.cc
+  // session_join.cc and session_root.cc
   void start_contact();
   int expected_hosts() const;
   void become_root();
@@ -204,7 +206,9 @@ class Session {
   void listen(double until, std::function<void()> then);
   void joined_parent(StreamPtr stream, int parent_index, const std::string& host);
   void root_contact_frame(int index, uint16_t type, std::string_view payload);
+  void no_root();
   void place(int index, bool under_root);
+  void await_parent(int index);
   int choose_parent(int index);
   void listens(int index, Reader& r);
   void send_place(int index);
@@ -220,18 +224,21 @@ class Session {
   void reached(RootState::Host& host);
   Dialer::Terms terms() const;
   void deliver_formed();
-  void deadline_passed();
-  void fail_join(const std::string& kind, const std::string& text);
-  void fail(const std::string& kind, const std::string& text);
-  void progress();
   std::string missing_text() const;
   std::string own_address() const;
   StreamPtr uplink() const { return parent_ ? parent_->stream : root_stream_; }
   std::string where(int rank) const;
   Hello hello(HelloKind kind) const;
-  void to_children(uint16_t type, const std::string& payload);
+
+  // session_fail.cc
   void arm_deadline(double deadline);
+  void deadline_passed();
   void arm_progress(double seconds);
+  void progress();
+  void notice(const std::string& kind, const std::string& text);
+  void to_children(uint16_t type, const std::string& payload);
+  void fail_join(const std::string& kind, const std::string& text);
+  void fail(const std::string& kind, const std::string& text);
 
   // session_ops.cc
   void rank_op(const RankPtr& conn, std::string_view payload);
@@ -255,19 +262,7 @@ class Session {
   // session_keys.cc
   uint64_t call(KeyCall call);
   void dispatch(uint64_t id);
-  LinkPtr route(const std::string& key);  // null: our own table
-  LinkPtr toward(int index);
-  LinkPtr mesh(int index);
-  int alive(int index) const;
-  bool listening(int index) const;
-  LinkPtr tree_hop(int index);
-  int parent_of(int index) const;
-  int host_of(int rank) const;
-  void ask_for_table();
-  void table_asked(const LinkPtr& link);
-  void table_came(std::string_view payload);
   void send_on(const LinkPtr& link, uint16_t type, std::string payload);
-  void mesh_frames(const LinkPtr& link);
   std::shared_ptr<RankKeys> make_rank_keys(const RankPtr& conn);
   void cancel_call(uint64_t id);
   void answer(uint64_t id, KvReply&& reply);
@@ -284,14 +279,21 @@ class Session {
   void fail_calls(const std::string& why);
   void rank_key(const RankPtr& conn, std::string_view payload);
 
-  // session_life.cc
-  void start_beats();
-  void beat();
-  void link_lost(const LinkPtr& link, const std::string& why);
-  void lose(Loss loss);
-  void flush_losses();
-  void loss_down(std::string_view payload);
-  void loss_here(const Loss& loss);
+  // session_routes.cc
+  LinkPtr route(const std::string& key);  // null: our own table
+  LinkPtr toward(int index);
+  LinkPtr mesh(int index);
+  int alive(int index) const;
+  bool listening(int index) const;
+  LinkPtr tree_hop(int index);
+  int parent_of(int index) const;
+  int host_of(int rank) const;
+  void ask_for_table();
+  void table_asked(const LinkPtr& link);
+  void table_came(std::string_view payload);
+  void mesh_frames(const LinkPtr& link);
+
+  // session_leave.cc
   void rank_connected(const RankPtr& conn, std::string_view payload);
   void fence_open(const std::string& group);
   void rank_leave(const RankPtr& conn, double timeout);
@@ -301,12 +303,20 @@ class Session {
   void start_leaving();
   void finish_leaving();
   void over();
+  RankSet absent() const;
+  void advance_fences();
+
+  // session_life.cc
+  void start_beats();
+  void beat();
+  void link_lost(const LinkPtr& link, const std::string& why);
+  void lose(Loss loss);
+  void flush_losses();
+  void loss_down(std::string_view payload);
+  void loss_here(const Loss& loss);
 
   RankSet local_ranks() const;
   RankSet subtree() const;
-  RankSet absent() const;
-  void advance_fences();
-  void notice(const std::string& kind, const std::string& text);
   void log(const std::string& text);
 
   Agent& agent_;
@@ -330,7 +340,7 @@ class Session {
   std::vector<HostReport> reports_;  // not yet sent up
   std::set<int> reported_;           // local ranks already reported
   Loop::TimerId report_timer_ = 0, deadline_timer_ = 0, progress_timer_ = 0, beat_timer_ = 0,
-                end_timer_ = 0, root_back_timer_ = 0;
+                end_timer_ = 0, bind_timer_ = 0, root_back_timer_ = 0;
   double first_deadline_ = 0, report_at_ = 0;
   bool deadline_said_ = false;
 

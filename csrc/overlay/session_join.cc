@@ -17,8 +17,6 @@ namespace {
 constexpr double kBatchSeconds = 0.001;
 // A host whose ranks are not all there reports those it has.
 constexpr double kPartialSeconds = 0.2;
-constexpr double kRootAnswerSeconds = 2.0;
-constexpr double kFarewellSeconds = 3.0;
 // A root that has given us a place and is gone does not come again after this long.
 constexpr double kRootBackSeconds = 1.5;
 
@@ -29,7 +27,7 @@ Session::Session(Agent& agent, const Config& config)
 
 Session::~Session() {
   for (auto id : {report_timer_, deadline_timer_, progress_timer_, beat_timer_, end_timer_,
-                  loss_timer_, root_back_timer_}) {
+                  bind_timer_, loss_timer_, root_back_timer_}) {
     loop_.cancel(id);
   }
   for (auto& [rank, conn] : ranks_) loop_.cancel(conn->leave_timer);
@@ -130,8 +128,11 @@ void Session::add_rank(const RankPtr& conn) {
     log(local_ranks().named() + (config_.local_size < 0 ? " have come" : ": all of this host"));
   }
   arm_deadline(conn->deadline);
-  if (!root_ && (config_.root_kind == RootKind::kLocal || config_.root_here == RootHere::kYes ||
-                 (config_.root_here == RootHere::kRankZero && conn->rank == 0))) {
+  // Under a root that has given us a place rank 0 is there already: it will say who both are.
+  bool placed = nonce_ != 0;
+  if (!root_ && !placed &&
+      (config_.root_kind == RootKind::kLocal || config_.root_here == RootHere::kYes ||
+       (config_.root_here == RootHere::kRankZero && conn->rank == 0))) {
     become_root();
   } else if (!root_ && !contact_ && !root_stream_ && !parent_) {
     start_contact();
@@ -188,6 +189,7 @@ void Session::contact_held(StreamPtr stream) {
     }
     if (parent_dialer_) parent_dialer_->stop();
     parent_dialer_.reset();
+    loop_.cancel(bind_timer_);
     nonce_ = 0;
     index_ = -1;
     start_contact();
@@ -270,7 +272,8 @@ void Session::listen(double until, std::function<void()> then) {
     if (now() > until) {
       return fail_join("join", "host " + config_.host_name + " cannot listen: " + error);
     }
-    end_timer_ = loop_.after(kBindAgain, [this, session, until, then = std::move(then)] {
+    loop_.cancel(bind_timer_);
+    bind_timer_ = loop_.after(kBindAgain, [this, session, until, then = std::move(then)] {
       if (is_session(session)) listen(until, then);
     });
     return;
@@ -398,11 +401,20 @@ void Session::go(uint64_t epoch, int hosts, int interior) {
   epoch_ = epoch;
   hosts_ = hosts;
   interior_ = interior;
-  for (auto id : {deadline_timer_, progress_timer_, report_timer_}) loop_.cancel(id);
+  for (auto id : {deadline_timer_, progress_timer_, report_timer_, bind_timer_}) loop_.cancel(id);
   if (hosts_ > 1) interface_ = agent_.interface_of(own_address());
   Writer w;
   w.u64(epoch_).i32(hosts_).i32(interior_);
-  to_children(kGo, w.take());
+  std::string news = w.take();
+  Writer none;
+  none.str("join").str(
+      "the world has formed without this host: others have its ranks; every "
+      "process needs a rank of its own (is the node rank set on each host?)");
+  std::string superfluous = none.take();
+  for (auto& [index, link] : children_) {
+    link->left = link->left || link->ranks.empty();
+    link->stream->send_frame(link->left ? kFailDown : kGo, link->left ? superfluous : news);
+  }
   deliver_formed();
   for (auto& [index, link] : children_) {
     if (!std::exchange(link->failed, false) || !link->stream->closed()) continue;
@@ -458,142 +470,6 @@ void Session::deliver_formed() {
     for (const auto& [key, value] : own) w.str(key).str(value);
     conn->stream->send_frame(kFormed, w.take() + shared);
   }
-}
-
-// ---------------------------------------------------------------- deadlines, progress, failure
-
-// The first deadline of any local rank is everybody's.
-void Session::arm_deadline(double deadline) {
-  if (deadline_timer_ != 0 && deadline >= first_deadline_) return;
-  loop_.cancel(deadline_timer_);
-  first_deadline_ = deadline;
-  deadline_timer_ = loop_.after(std::max(0.0, deadline - now()), [this] { deadline_passed(); });
-}
-
-void Session::deadline_passed() {
-  if (state_ != State::kJoining) return;
-  flush_reports();
-  if (state_ != State::kJoining) return;
-  if (root_) return fail_join("join-timeout", "");
-  std::string here = local_ranks().named() + " on host " + config_.host_name;
-  auto up = uplink();
-  if (!up) {
-    std::string why = contact_ ? contact_->status() : "the root has not answered";
-    return fail("join-timeout", "the deadline passed while " + here + " waited: " + why);
-  }
-  deadline_said_ = true;
-  Writer w;
-  w.str("join-timeout").str("");
-  up->send_frame(kFailUp, w.take());
-  deadline_timer_ = loop_.after(kRootAnswerSeconds, [this, here] {
-    if (state_ != State::kJoining) return;
-    fail("join-timeout", "the deadline passed while " + here + " waited, and the root (" +
-                             (parent_ ? "through host " + parent_->host : config_.root_host) +
-                             ") did not say within " +
-                             std::to_string(static_cast<int>(kRootAnswerSeconds)) +
-                             " s who is missing");
-  });
-}
-
-void Session::arm_progress(double seconds) {
-  loop_.cancel(progress_timer_);
-  progress_timer_ = loop_.after(std::max(0.2, seconds), [this, seconds] {
-    progress();
-    arm_progress(std::min(60.0, std::max(1.0, seconds * 2)));
-  });
-}
-
-void Session::progress() {
-  if (state_ != State::kJoining) return;
-  if (!root_) {
-    if (parent_ || root_stream_) return;  // the root speaks for us
-    return notice("progress", "host " + config_.host_name + ", " + local_ranks().named() + ": " +
-                                  (contact_ ? contact_->status() : ""));
-  }
-  std::string text = "joining: " + missing_text();
-  log(text);
-  Writer w;
-  w.str(text);
-  std::string payload = w.take();
-  to_children(kProgress, payload);
-  for (auto& host : root_->hosts) {
-    if (host.contact) host.contact->send_frame(kProgress, payload);
-  }
-  notice("progress", text);
-}
-
-void Session::notice(const std::string& kind, const std::string& text) {
-  if (kind != "progress") log(text);
-  Writer w;
-  w.str(kind).str(text);
-  std::string payload = w.take();
-  for (auto& [rank, conn] : ranks_) {
-    if (!conn->gone()) conn->stream->send_frame(kNotice, payload);
-  }
-}
-
-void Session::to_children(uint16_t type, const std::string& payload) {
-  for (auto& [index, link] : children_) link->stream->send_frame(type, payload);
-}
-
-void Session::fail_join(const std::string& kind, const std::string& text) {
-  if (state_ != State::kJoining) return;
-  if (!root_) {
-    auto up = uplink();
-    Writer w;
-    w.str(kind).str(text);
-    if (up) up->send_frame(kFailUp, w.take());
-    return fail(kind, text);
-  }
-  std::string whole = text.empty() ? missing_text() : text;
-  if (kind == "join-timeout") whole = "the deadline passed: " + whole;
-  Writer w;
-  w.str(kind).str(whole);
-  std::string payload = w.take();
-  for (auto& host : root_->hosts) {
-    if (!host.contact) continue;
-    host.contact->on_close(nullptr);
-    host.contact->send_frame(kFailDown, payload);
-  }
-  fail(kind, whole);
-}
-
-void Session::fail(const std::string& kind, const std::string& text) {
-  if (state_ == State::kFailed) return;
-  bool joining = state_ == State::kJoining;
-  state_ = State::kFailed;
-  log("failed (" + kind + "): " + text);
-  losses_.push_back(text);
-  Writer w;
-  w.str(kind).str(text);
-  std::string payload = w.take();
-  to_children(kFailDown, payload);
-  std::set<std::string> told;
-  for (auto& [rank, conn] : ranks_) extras_.push_back(conn);
-  for (auto& conn : extras_) {
-    if (!conn->gone()) conn->stream->send_frame(kFailed, payload);
-    conn->left = true;
-    told.insert("pid " + std::to_string(conn->pid));
-  }
-  for (auto id : {deadline_timer_, progress_timer_, report_timer_, end_timer_, root_back_timer_})
-    loop_.cancel(id);
-  if (contact_ && kind == "join") {
-    // The others wait for our ranks: the root must hear that they will not come.
-    farewell_ = payload;
-    end_timer_ = loop_.after(kFarewellSeconds, [this] { over(); });
-  } else if (contact_) {
-    loop_.defer([contact = std::move(contact_)] { contact->stop(); });
-    contact_.reset();
-  }
-  if (root_stream_) root_stream_->close_when_sent();
-  root_stream_.reset();
-  if (root_) {
-    for (const auto& [agent, index] : root_->index_of) told.insert(agent);
-  }
-  if (joining) agent_.join_failed(kind, text, std::move(told));
-  fail_ops(kind, text);
-  fail_calls(text);
-  check_over();
 }
 
 }  // namespace commkit

@@ -21,7 +21,7 @@ constexpr double kComeAgainSeconds = 1.5;
 constexpr int kSmallestDegree = 8, kLargestDegree = 32;
 constexpr int kFewContacts = 32;
 // From its place to its address; an agent may be waiting for its port.
-constexpr double kListenSeconds = 1.0;
+constexpr double kListenSeconds = kBindSeconds + 1;
 
 std::string count_text(int n) {
   std::string s = std::to_string(n);
@@ -44,6 +44,7 @@ void Session::become_root() {
   if (root_stream_) root_stream_->close();
   root_stream_.reset();
   loop_.cancel(end_timer_);
+  loop_.cancel(bind_timer_);
   root_ = std::make_unique<RootState>();
   std::string random = random_bytes(8);
   std::memcpy(&nonce_, random.data(), sizeof nonce_);
@@ -72,9 +73,7 @@ void Session::become_root() {
 void Session::bind_root(double until) {
   if (state_ != State::kJoining) return;
   if (std::string error = agent_.choose_interfaces(config_); !error.empty()) {
-    root_.reset();
-    nonce_ = 0;
-    index_ = -1;
+    no_root();
     return fail("join", "host " + config_.host_name + ": " + error);
   }
   std::vector<uint16_t> ports;
@@ -93,13 +92,22 @@ void Session::bind_root(double until) {
       text += " (rank 0 is claimed by pid " + std::to_string(ranks_[0]->pid) + " on this host)";
     }
     // If it is this job's own root that listens there, for a second rank 0, it must hear of us.
-    root_.reset();
-    nonce_ = 0;
-    index_ = -1;
+    no_root();
     if (config_.root_kind == RootKind::kEndpoint) start_contact();
     return fail("join", text);
   }
   end_timer_ = loop_.after(kBindAgain, [this, until] { bind_root(until); });
+}
+
+void Session::no_root() {
+  for (auto& host : root_->hosts) {
+    loop_.cancel(host.lost_timer);
+    if (host.contact) host.contact->close_when_sent();
+  }
+  root_.reset();
+  nonce_ = 0;
+  index_ = -1;
+  agent_.contacts_changed();
 }
 
 void Session::root_is_bound() {
@@ -279,12 +287,17 @@ void Session::place(int index, bool under_root) {
   // The parent has been told to listen, and will say where.
   if (host.parent == 0 || parent.hello.port != 0) return send_place(index);
   parent.awaited.push_back(index);
+  await_parent(index);
+}
+
+void Session::await_parent(int index) {
   std::weak_ptr<bool> alive = alive_;
   loop_.after(kListenSeconds, [this, alive, index] {
     if (alive.expired() || state_ != State::kJoining) return;
     const auto& child = root_->hosts[static_cast<size_t>(index)];
     const auto& late = root_->hosts[static_cast<size_t>(child.parent)];
     if (!child.contact || child.parent == 0 || late.hello.port != 0) return;
+    if (!late.placed) return await_parent(index);  // it waits for its own parent
     log("host " + late.hello.host + " does not say where it listens: host " + child.hello.host +
         " goes under the root");
     place(index, true);
@@ -296,6 +309,7 @@ void Session::listens(int index, Reader& r) {
   host.hello.addresses = r.strs();
   host.hello.port = r.u16();
   if (!host.listens || host.hello.port == 0) throw BadFrame("an address that was not asked for");
+  if (state_ != State::kJoining) return;
   for (int child : std::exchange(host.awaited, {})) {
     const auto& waiting = root_->hosts[static_cast<size_t>(child)];
     if (waiting.contact && waiting.parent == index) send_place(child);
@@ -319,6 +333,7 @@ void Session::send_place(int index) {
     parent = 0;
   }
   host.parent = parent;
+  host.placed = true;
   Writer w;
   w.u64(nonce_).i32(index).i32(degree_).i32(parent).str(
       root_->hosts[static_cast<size_t>(parent)].hello.host);

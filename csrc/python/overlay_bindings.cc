@@ -72,6 +72,8 @@ ClientPtr make_client(const Fields& config, double timeout, const py::object& no
       try {
         (*held)(kind, text);
       } catch (py::error_already_set& error) {
+        // A signal's exception is for whoever waits, not for the log: it is raised there.
+        if (!error.matches(PyExc_Exception)) PyErr_SetInterrupt();
         error.discard_as_unraisable("commkit notice");
       }
     };

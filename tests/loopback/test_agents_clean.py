@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -73,16 +74,30 @@ def suspended(pid):
 
 @contextlib.contextmanager
 def agent_without_ranks(job):
-    """An agent whose ranks have left and that a process, which says nothing, keeps from ending."""
+    """An agent whose ranks have left and that is kept by connections that say nothing yet."""
     job.start(0, in_world)
     [pid] = job.expect(0)
     name = name_of(pid)
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(f"\0{name}")
-        job.tell(0)
-        job.values(0)
-        until(lambda: not _agent(name).get("living"), what="the rank has left")
-        yield name, pid
+    over = threading.Event()
+
+    def come() -> None:
+        while not over.wait(0.2):
+            with contextlib.suppress(OSError):
+                silent = held.enter_context(socket.socket(socket.AF_UNIX))
+                silent.connect(f"\0{name}")
+
+    with contextlib.ExitStack() as held:
+        coming = threading.Thread(target=come)
+        coming.start()
+        try:
+            time.sleep(0.5)
+            job.tell(0)
+            job.values(0)
+            until(lambda: not _agent(name).get("living"), what="the rank has left")
+            yield name, pid
+        finally:
+            over.set()
+            coming.join()
 
 
 def _agent(name):

@@ -93,7 +93,8 @@ def of_another_version(port):
         it.sendall(frame(64, hello(b"x" * 32), version=9))
         it.settimeout(10)
         with contextlib.suppress(ConnectionResetError):
-            assert it.recv(100) == b""
+            while it.recv(4096):  # what it is told, and then the end
+                pass
 
 
 def of_another_job(port):

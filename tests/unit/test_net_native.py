@@ -185,6 +185,12 @@ def test_the_interfaces_of_this_host(native):
     assert chosen
 
 
+def test_the_best_addresses_of_a_host_with_thousands_are_few(native):
+    services = [("kube-ipvs0", f"10.96.{n // 250}.{n % 250 + 1}/32") for n in range(5000)]
+    chosen = native.choose_addresses([*services, ("eth0", "10.0.0.7/24")], "")
+    assert chosen[0] == "10.0.0.7" and len(chosen) == 32
+
+
 # --- Numeric addresses ------------------------------------------------------------------------
 
 
