@@ -120,7 +120,7 @@ class Worker {
  private:
   // A few hosts at a time, so that those already begun are served meanwhile.
   void begin_some(size_t from) {
-    size_t to = std::min(hosts_.size(), from + 4);
+    size_t to = std::min(hosts_.size(), from + 16);
     for (size_t i = from; i < to; ++i) begin_host(hosts_[i]);
     if (to < hosts_.size()) loop_.after(0, [this, to] { begin_some(to); });
   }

@@ -90,6 +90,7 @@ class Agent {
   void watch_processes();
   void watch_process(const std::shared_ptr<RankConn>& conn);
   void throttle();
+  void age(const std::weak_ptr<bool>& young, double came, uint64_t hellos);
   void grow(bool& young);
   bool drop_silent();
   bool share_port(int hosts, std::vector<int>& fds);
@@ -139,6 +140,7 @@ class Agent {
   int most_opening_ = 512;
   int opening_ = 0;  // TCP connections that have not shown who they are
   int young_ = 0;    // and of these, those that came just now
+  uint64_t hellos_ = 0;
   struct Opening {
     std::weak_ptr<bool> young;
     std::weak_ptr<Stream> stream;

@@ -20,6 +20,8 @@ constexpr int kHostsAListener = 2048, kMostListeners = 16;
 // Strangers that keep silent do not hold up others for longer: a hello follows its connection at
 // once, however long the way.
 constexpr double kYoungSeconds = 0.02;
+// While hellos come, the hosts may only be busy.
+constexpr double kBusySeconds = 1.0;
 constexpr int kMostYoung = 64;  // the others wait in the kernel
 
 struct Bound {
@@ -182,9 +184,7 @@ void Agent::accept_tcp(int fd, std::string peer) {
   ++young_;
   auto young = std::make_shared<bool>(true);  // lives until it has shown who it is
   auto grown = [this, young] { grow(*young); };
-  loop_.after(kYoungSeconds, [this, weak = std::weak_ptr<bool>(young)] {
-    if (auto still = weak.lock()) grow(*still);
-  });
+  age(young, now(), hellos_);
   throttle();
   auto stream = Stream::make(loop_, fd, std::move(peer));
   while (!opening_list_.empty() && opening_list_.front().young.expired()) opening_list_.pop_front();
@@ -194,6 +194,7 @@ void Agent::accept_tcp(int fd, std::string peer) {
   stream->count_into(traffic_);
   Acceptor::Outcome outcome;
   outcome.taken = [this](StreamPtr stream, Hello hello) {
+    ++hellos_;
     taken(std::move(stream), std::move(hello));
   };
   outcome.stranger = [this](const std::string& who, const std::string& why) { stranger(who, why); };
@@ -211,6 +212,15 @@ void Agent::met_other_version(const std::string& text) {
   if (other_version_ == text) return;
   other_version_ = text;
   if (session_) session_->met_other_version(text);
+}
+
+void Agent::age(const std::weak_ptr<bool>& young, double came, uint64_t hellos) {
+  loop_.after(kYoungSeconds, [this, young, came, hellos] {
+    auto still = young.lock();
+    if (!still || !*still) return;
+    if (hellos_ != hellos && now() - came < kBusySeconds) return age(young, came, hellos_);
+    grow(*still);
+  });
 }
 
 void Agent::grow(bool& young) {
