@@ -150,7 +150,7 @@ class BuildExt(build_ext):
         if not ext.sources:
             raise CompileError(f"{ext.name}: no sources under csrc/; is the tree complete?")
         objects = self.objects.make(list(ext.sources))
-        # An agent is started once a host and job: it should not spend its start on linking libstdc++.
+        # Started for every host and job: an agent should not spend its start on linking libstdc++.
         alone = ("-static-libstdc++", "-static-libgcc")
         flags = alone if ext.name == AGENT else ("-shared",)
         target = Path(self.get_ext_fullpath(ext.name))
