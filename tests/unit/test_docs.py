@@ -22,7 +22,11 @@ def between(document, mark):
 def literals():
     """Everything between quotes in the sources, pieces of one literal joined."""
     text = ""
-    for path in [*ROOT.glob("commkit/**/*.py"), *ROOT.glob("csrc/**/*.cc")]:
+    for path in [
+        *ROOT.glob("commkit/**/*.py"),
+        *ROOT.glob("csrc/**/*.cc"),
+        *ROOT.glob("csrc/**/*.h"),
+    ]:
         source = re.sub(r'"\s*\n?\s*f?"', "", path.read_text())
         text += source.replace('\\"', '"')
     return text
