@@ -188,7 +188,8 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
 }
 
 void Client::start_reader() {
-  if (reader_) return;
+  std::lock_guard<std::mutex> only(close_mutex_);
+  if (reader_ || closed_ || fd_ < 0) return;
   // Signals belong to the threads that the program started.
   sigset_t all, before;
   sigfillset(&all);

@@ -22,6 +22,7 @@ std::string Client::root_endpoint(double timeout, const Tick& tick) {
 
 uint64_t Client::expect_answer() {
   check_usable();
+  start_reader();
   std::lock_guard<std::mutex> lock(mutex_);
   answers_[++next_];
   return next_;
@@ -159,6 +160,7 @@ bool Client::leave(double timeout, const Tick& tick) {
   w.u32(milliseconds(timeout));
   bool open = false;
   try {
+    start_reader();
     send(kRankLeave, w.take(), timeout + kGrace, tick);
     std::unique_lock<std::mutex> lock(mutex_);
     wait(lock, timeout + kGrace, tick, [this] { return left_; });
