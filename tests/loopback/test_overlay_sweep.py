@@ -80,6 +80,8 @@ def check_world(job, began, killed, words, host, victim, story):
     return late
 
 
+# Random: `--slow` runs it, or a seed by --sweep-seed.
+@pytest.mark.slow
 def test_whoever_is_killed_whenever_nobody_hangs_and_all_know(jobs, request):
     worlds = request.config.getoption("--sweep-worlds")
     seed = request.config.getoption("--sweep-seed") or random.randrange(1 << 32)
