@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import socket
 import statistics
@@ -12,7 +11,16 @@ import time
 
 import pytest
 from overlay_jobs import until
-from test_overlay_strangers import answers, frame, hello, listening, strangers
+from test_overlay_strangers import (
+    answers,
+    connect_and_close,
+    frame,
+    hello,
+    listening,
+    send_random,
+    speak_http,
+    strangers,
+)
 
 HOSTS = [2] * 8
 #: How much longer than without strangers, and what a busy machine may add.
@@ -63,29 +71,9 @@ def normal(rank_server, tmp_path_factory):
     return statistics.median(times)
 
 
-def scan(port):
-    socket.create_connection(("127.0.0.1", port), 10).close()
-
-
 def reset(port):
     with socket.create_connection(("127.0.0.1", port), 10) as it:
         it.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-
-
-def http(port):
-    with socket.create_connection(("127.0.0.1", port), 10) as it:
-        it.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        it.settimeout(10)
-        with contextlib.suppress(ConnectionResetError):
-            assert it.recv(100) == b""
-
-
-def noise(port):
-    with (
-        socket.create_connection(("127.0.0.1", port), 10) as it,
-        contextlib.suppress(BrokenPipeError, ConnectionResetError),
-    ):
-        it.sendall(os.urandom(1 << 20))
 
 
 def of_another_version(port):
@@ -131,9 +119,9 @@ def again_and_again(stranger, port, threads=2, pause=0.002):
 @pytest.mark.parametrize(
     "stranger",
     [
-        scan,
-        http,
-        noise,
+        connect_and_close,
+        speak_http,
+        send_random,
         of_another_version,
         of_another_job,
         pytest.param(reset, marks=pytest.mark.slow),
@@ -143,7 +131,7 @@ def again_and_again(stranger, port, threads=2, pause=0.002):
 def test_strangers_without_end_do_not_hold_up_a_join(jobs, normal, stranger):
     with jobs(HOSTS) as job:
         port = root_of(job)
-        pause = 0.02 if stranger is noise else 0.002
+        pause = 0.02 if stranger is send_random else 0.002
         with again_and_again(stranger, port, pause=pause) as count:
             until(lambda: sum(count) > 10)
             counted = strangers(job)
