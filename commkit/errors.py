@@ -2,6 +2,8 @@
 
 CommkitError                       exit code
 ├── UsageError                     2    an argument is wrong
+│   ├── LayoutError                2    ... a layout or a list of ranks; a ValueError, too
+│   └── LayoutTypeError            2    ... ranks that are no integers; a TypeError, too
 ├── LaunchError                    3    the environment does not describe a world
 ├── JoinError                      3    the world did not form, and who is to blame
 │   └── JoinTimeout                124  ... because the deadline passed
@@ -35,6 +37,14 @@ class CommkitError(RuntimeError):
 
 class UsageError(CommkitError):
     exit_code = EXIT_USAGE
+
+
+class LayoutError(UsageError, ValueError):
+    """Also a ValueError, which is what torch raises for ranks outside the world or given twice."""
+
+
+class LayoutTypeError(UsageError, TypeError):
+    """Also a TypeError: ranks given as strings, floats or truth values."""
 
 
 class LaunchError(CommkitError):

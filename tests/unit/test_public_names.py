@@ -12,8 +12,9 @@ import commkit
 from commkit import errors
 
 PUBLIC = """
-    CommkitError DigestMismatch JoinError JoinTimeout LaunchError OverlayError OverlayTimeout
-    RankDied UsageError WrongData __version__ destroy_process_group init_process_group
+    CommkitError DigestMismatch JoinError JoinTimeout LaunchError LayoutError LayoutTypeError
+    OverlayError OverlayTimeout RankDied UsageError WrongData __version__ destroy_process_group
+    init_process_group
 """.split()
 
 
