@@ -25,7 +25,17 @@ from commkit.errors import (
 from commkit.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from commkit.api import destroy_process_group, init_process_group
+    from commkit import patch
+    from commkit.api import (
+        destroy_process_group,
+        device_mesh,
+        get_group,
+        get_groups,
+        init_process_group,
+        new_group,
+        new_groups,
+        split_group,
+    )
 
 __all__ = [
     "CommkitError",
@@ -42,14 +52,24 @@ __all__ = [
     "WrongData",
     "__version__",
     "destroy_process_group",
+    "device_mesh",
+    "get_group",
+    "get_groups",
     "init_process_group",
+    "new_group",
+    "new_groups",
+    "patch",
+    "split_group",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Only names of __all__ that are not bound above come here: those of commkit.api.
+    # Only names of __all__ that are not bound above come here: commkit.patch, and those of
+    # commkit.api.
     if name not in __all__:
         raise AttributeError(f"module 'commkit' has no attribute {name!r}")
+    if name == "patch":
+        return importlib.import_module("commkit.patch")
     value = getattr(importlib.import_module("commkit.api"), name)
     globals()[name] = value
     return value

@@ -12,11 +12,10 @@ import functools
 import importlib
 import inspect
 import logging
-import math
 import os
-import re
 import time
 import traceback
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,11 +27,31 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
-from commkit import launch, overlay
+from commkit import groups, launch, overlay
 from commkit.environ import Exported, check_gloo_interface, described
-from commkit.errors import CommkitError, JoinError, JoinTimeout, LaunchError, RankDied, UsageError
+from commkit.errors import CommkitError, DigestMismatch, LaunchError, RankDied, UsageError
+from commkit.groups import (
+    device_mesh as device_mesh,
+)
+from commkit.groups import (
+    get_group as get_group,
+)
+from commkit.groups import (
+    get_groups as get_groups,
+)
+from commkit.groups import (
+    new_group as new_group,
+)
+from commkit.groups import (
+    new_groups as new_groups,
+)
+from commkit.groups import (
+    split_group as split_group,
+)
+from commkit.layout import Layout
 from commkit.settings import load
 from commkit.store import open_store
+from commkit.trouble import explain, first_line
 
 log = logging.getLogger("commkit")
 
@@ -42,9 +61,6 @@ LEAVE_TIMEOUT = 30.0
 #: gloo connects all pairs of ranks when it creates a group, so that an operation's timeout holds
 #: from the first one.  In larger worlds that takes longer than the contacts that are needed.
 EAGER_WORLD = 32
-
-#: A reset connection reaches a rank before the agents' report of who died; it may take this long.
-_REPORT_DELAY = 2.0
 
 #: Where torch keeps what register_rendezvous_handler was told.
 _HANDLERS = "_rendezvous_handlers"
@@ -79,7 +95,7 @@ def init_process_group(
     pg_options: Any | None = None,
     device_id: torch.device | int | None = None,
     *,
-    layout: object = None,
+    layout: str | Layout | Mapping[str, Iterable[Any]] | None = None,
     topology: object = None,
     **rest: Any,
 ) -> None:
@@ -96,12 +112,15 @@ def init_process_group(
     With `store`, the backends fake and mpi, an init_method of a scheme that another library has
     registered, or COMMKIT_DISABLE=1, torch's own function does all the work.
 
-    `layout` and `topology` are not available yet and must be None.
+    `layout` ("tp=8,pp=4,dp=-1", a Layout, or lists of ranks by family) is handed to new_groups once
+    the default group exists; get_group gives its groups.  `topology` is not available yet and must
+    be None.
 
     Raises UsageError (an argument), LaunchError (the environment), JoinTimeout naming the missing
     ranks and hosts, JoinError (duplicate rank, unequal world sizes, a group that could not be
-    created), RankDied naming the ranks that died meanwhile; ValueError, as torch does, if the
-    default group exists.  After an error this rank has left the tree.
+    created), DigestMismatch (the ranks' layouts differ), RankDied naming the ranks that died
+    meanwhile; ValueError, as torch does, if the default group exists.  After an error this rank has
+    left the tree.
     """
     global _live
     for name in rest:
@@ -111,9 +130,8 @@ def init_process_group(
                 f"{torch.__version__} takes {', '.join(_TORCH_PARAMETERS)}; commkit adds layout "
                 "and topology"
             )
-    for name, value in (("layout", layout), ("topology", topology)):
-        if value is not None:
-            raise UsageError(f"{name}={value!r}: not available in this version; leave it out")
+    if topology is not None:
+        raise UsageError(f"topology={topology!r}: not available in this version; leave it out")
     stock = functools.partial(
         _torch_init,
         backend=backend,
@@ -130,6 +148,7 @@ def init_process_group(
     settings = load()
     if settings.disable or dist.is_initialized():
         stock()  # the second case is torch's own error
+        _groups_of(layout)
         return
     leave_world()  # of a default group that ended unseen
     names = set() if store is not None else _check_backend(backend, device_id)
@@ -139,6 +158,7 @@ def init_process_group(
             _told.add(reason)
             log.warning("%s: torch starts this group by itself, without commkit's tree", reason)
         stock()
+        _groups_of(layout)
         return
 
     limit = _check_timeout(timeout, names)
@@ -148,6 +168,7 @@ def init_process_group(
     spec = launch.resolve(
         init_method=init_method, rank=rank, world_size=world_size, settings=settings
     )
+    declared = groups.as_layout(layout, spec.world_size) if layout is not None else None
     lap("resolve")
     world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
     lap("join")
@@ -160,6 +181,8 @@ def init_process_group(
             # A death from now on breaks the waits of this store; one before it would not.
             if failures := world.failures():
                 raise RankDied("; ".join(failures))
+            base.set_timeout(limit)
+            groups.attach(world, base, limit)
             lap("store")
             stock(
                 init_method=None,
@@ -170,13 +193,16 @@ def init_process_group(
             )
             lap("process_group")
         world.connected("default_pg", range(spec.world_size))
+        if declared is not None:
+            groups.new_groups(declared)
+            lap("groups")
     except BaseException as error:
-        explained = _explain(world, error, names, deadline)
+        what = f"the default process group ({', '.join(sorted(names))})"
+        explained = explain(world, error, what, deadline)
         _abandon(live, error)
         if explained is None:
             raise
         raise explained from error
-    base.set_timeout(limit)
     c10d._default_pg_init_method = init_method or "env://"
 
 
@@ -211,6 +237,7 @@ def leave_world() -> None:
     live, _live = _live, None
     if live is None:
         return
+    groups.detach()
     live.exported.withdraw()
     began = time.monotonic()
     try:
@@ -252,6 +279,11 @@ def _observe_torch() -> None:
 
     observed._commkit = True  # type: ignore[attr-defined]
     c10d._update_default_pg = observed
+
+
+def _groups_of(layout: str | Layout | Mapping[str, Iterable[Any]] | None) -> None:
+    if layout is not None:
+        groups.new_groups(layout)
 
 
 class _Laps:
@@ -348,52 +380,21 @@ def _torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _explain(
-    world: overlay.World, error: BaseException, names: set[str], deadline: float
-) -> CommkitError | None:
-    """torch's errors during creation name neither ranks nor hosts; the agents know them."""
-    if not isinstance(error, RuntimeError):
-        return None
-    if isinstance(error, CommkitError) and not isinstance(error, RankDied):
-        return None
-    report = world.failures()
-    # Errors of gloo begin with a place in its source; torch's own about peers are DistErrors.
-    of_peers = isinstance(error, dist.DistError) or str(error).startswith("[")
-    patience = time.monotonic() + (_REPORT_DELAY if of_peers else 0.0)
-    while not report and time.monotonic() < patience:
-        time.sleep(0.05)
-        report = world.failures()
-    me = world.identity
-    what = f"rank {me.rank}: the default process group ({', '.join(sorted(names))}) was not created"
-    if report:
-        return RankDied(f"{what}: {'; '.join(report)}")
-    text = _first_line(error)
-    if math.floor(deadline - time.monotonic()) <= 0:
-        return JoinTimeout(
-            f"{what} before the deadline; no rank is reported dead; torch says: {text}"
-        )
-    return JoinError(f"{what}; no rank is reported dead; torch says: {text}")
-
-
-def _first_line(error: BaseException) -> str:
-    """Without the source locations that torch's C++ puts before its text."""
-    first = next(iter(str(error).splitlines()), "")
-    return re.sub(r"^(\[\S+:\d+\]\s*)+", "", first) or type(error).__name__
-
-
 def _abandon(live: _Live, error: BaseException) -> None:
     """Ends this rank's membership after a failed creation; the others learn the reason at once."""
     global _live
     _live = None
+    groups.detach()
     if dist.is_initialized():
         with contextlib.suppress(Exception):
             _torch_destroy()
     live.exported.withdraw()
-    if live.world.failures():
+    if live.world.failures() or isinstance(error, DigestMismatch):
+        # The others know, or hear the same.
         with contextlib.suppress(CommkitError):
             live.world.leave(0.0)
     else:
         # The cause is here, and an ordinary end would not stop what the others wait for.
-        live.world.abandon(f"{type(error).__name__}: {_first_line(error)}")
+        live.world.abandon(f"{type(error).__name__}: {first_line(error)}")
     # The frames of the error hold the store's connection and half of a group.
     traceback.clear_frames(error.__traceback__)

@@ -169,6 +169,11 @@ class World:
         """The key-value operations (set, get, add, ...), without torch; use native_errors()."""
         return self._client
 
+    def note(self, key: bytes, value: bytes) -> None:
+        """Sets a key of this rank's own without waiting until it is set."""
+        with native_errors():
+            self._client.note(key, value)
+
     @contextlib.contextmanager
     def creating(self) -> Iterator[None]:
         """While inside, the death of any rank breaks this rank's blocked store waits at once."""

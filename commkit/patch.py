@@ -1,10 +1,11 @@
 """commkit for code that only knows torch.distributed.
 
-`install` replaces init_process_group wherever torch and loaded modules have bound it; the end of
-the default group is seen by `api`, which wraps the setter that all ways to end it call.  While
-torch.distributed is not imported yet, it waits for that import, so that a script still decides
-what happens before it.  Processes that multiprocessing starts by `spawn` or `forkserver` are
-patched in the same way.
+`install` replaces init_process_group wherever torch and loaded modules have bound it, and wraps
+what creates groups (patch_groups); the end of the default group is seen by `api`, which wraps the
+setter that all ways to end it call.  `commkit.patch()` is `commkit.patch.install()`.  While
+torch.distributed is not imported yet, it waits for that import, so that a script still decides what
+happens before it.  Processes that multiprocessing starts by `spawn` or `forkserver` are patched in
+the same way.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ def install() -> None:
 def uninstall() -> None:
     """Puts torch's function back wherever `install` replaced it."""
     global _spawn_original
+    if _replaced:
+        from commkit import patch_groups
+
+        patch_groups.uninstall()
     sys.meta_path[:] = [item for item in sys.meta_path if not isinstance(item, _AfterImport)]
     for module, original in _replaced:
         setattr(module, _NAME, original)
@@ -55,14 +60,25 @@ def installed() -> bool:
 def _replace() -> None:
     if _replaced:
         return
-    from commkit import api
+    from commkit import api, patch_groups
 
+    patch_groups.install()
     original = api._torch_init
     # device_mesh, DDP and scripts have bound the function by name: those bindings count.
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and module.__dict__.get(_NAME) is original:
             setattr(module, _NAME, api.init_process_group)
             _replaced.append((module, original))
+
+
+class _Callable(ModuleType):
+    """`commkit.patch()`: what it is called in scripts."""
+
+    def __call__(self) -> None:
+        install()
+
+
+sys.modules[__name__].__class__ = _Callable
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -150,4 +150,9 @@ def _end_by(error: BaseException, trace: TracebackType | None, code: int = 1) ->
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     sys.excepthook(type(error), error, trace)
+    groups = sys.modules.get("commkit.groups")
+    if groups is not None and isinstance(error, RuntimeError):
+        # torch's errors of collectives do not say who was waited for.
+        for line in groups.incomplete():
+            print(f"commkit: {line}", file=sys.stderr)
     raise SystemExit(code)

@@ -46,6 +46,8 @@ class Client {
                                      std::string_view bytes, const std::string& description,
                                      double timeout, const Tick& tick);
   KvReply key(KvRequest request, double timeout, const Tick& tick);
+  // Sets a key without waiting for the answer.
+  void note(const std::string& key, const std::string& value);
 
   void creating(bool on);
   void connected(const std::string& group, const RankSet& members);

@@ -142,6 +142,21 @@ void Client::connected(const std::string& group, const RankSet& members) {
   send(kRankConnected, w.take(), kShortSend, nullptr);
 }
 
+void Client::note(const std::string& key, const std::string& value) {
+  check_usable();
+  KvRequest request;
+  request.op = KvOp::kSet;
+  request.key = key;
+  request.value = value;
+  Writer w;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    w.u64(++next_);  // nobody waits for this answer
+  }
+  put(w, request);
+  send(kRankKey, w.take(), kShortSend, nullptr);
+}
+
 bool Client::leave(double timeout, const Tick& tick) {
   if (forked_) return false;
   {

@@ -262,6 +262,8 @@ void register_overlay(py::module_& m) {
             c.connected(group, set);
           },
           py::arg("group"), py::arg("members"))
+      .def("note", &Client::note, py::arg("key"), py::arg("value"),
+           py::call_guard<py::gil_scoped_release>())
       .def("failures", &Client::failures)
       .def(
           "leave", [](Client& c, double timeout) { return c.leave(timeout, look_for_signals); },

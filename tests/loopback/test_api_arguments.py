@@ -31,10 +31,16 @@ def test_an_unknown_argument_is_python_s_error():
         commkit.init_process_group(backnd="gloo")
 
 
-@pytest.mark.parametrize("name", ["layout", "topology"])
-def test_arguments_of_later_versions_are_refused(name):
-    with pytest.raises(commkit.UsageError, match=f"^{name}='tp=2': not available"):
-        commkit.init_process_group("gloo", **{name: "tp=2"})
+def test_arguments_of_later_versions_are_refused():
+    with pytest.raises(commkit.UsageError, match=r"^topology='x\.toml': not available"):
+        commkit.init_process_group("gloo", topology="x.toml")
+
+
+def test_a_layout_that_does_not_fit_the_world_is_refused_before_anybody_is_waited_for(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29")  # nobody could listen there
+    with pytest.raises(commkit.LayoutError, match="a world of 8 is not divisible by tp\\*pp"):
+        commkit.init_process_group("gloo", rank=0, world_size=8, layout="tp=3,pp=2")
 
 
 @pytest.mark.parametrize(

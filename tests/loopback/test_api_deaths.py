@@ -12,10 +12,10 @@ import torch_jobs
 from learning import KNOWN_SECONDS, SLACK_SECONDS
 
 import commkit
-from commkit import api, errors
+from commkit import api, errors, trouble
 
 #: api asks the agents for this long who has died, after torch has lost a connection.
-ASK_SECONDS = api._REPORT_DELAY
+ASK_SECONDS = trouble.REPORT_DELAY
 
 
 def _init(holder, directory):

@@ -94,6 +94,7 @@ def test_a_rank_that_stands_still_before_the_second_init_is_named_at_its_deadlin
 
 def _raises_after_init():
     commkit.init_process_group("gloo", timeout=datetime.timedelta(seconds=40))
+    dist.barrier()  # else the others may still be connecting to it
     if os.environ["RANK"] == "1":
         raise ValueError("the loss is not a number")
     time.sleep(0.5)

@@ -1,0 +1,59 @@
+"""Why a process group was not created, in commkit's terms.
+
+torch's errors name neither ranks nor hosts; the agents know who died, and the ranks' journals who
+never came.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from commkit.errors import CommkitError, JoinError, JoinTimeout, RankDied
+from commkit.overlay import World
+
+#: A reset connection reaches a rank before the agents' report of who died; it may take this long.
+REPORT_DELAY = 2.0
+
+
+def explain(
+    world: World,
+    error: BaseException,
+    what: str,
+    deadline: float,
+    missing: Callable[[], str] = str,
+) -> CommkitError | None:
+    """The error to raise from `error`, or None if that one speaks for itself.
+
+    `what` names the group; `deadline` is on the monotonic clock; `missing` is asked only if nobody
+    is reported dead.
+    """
+    if not isinstance(error, RuntimeError):
+        return None
+    if isinstance(error, CommkitError) and not isinstance(error, RankDied):
+        return None
+    report = world.failures()
+    # Errors of gloo begin with a place in its source; torch's own about peers are DistErrors.
+    of_peers = isinstance(error, dist.DistError) or str(error).startswith("[")
+    patience = time.monotonic() + (REPORT_DELAY if of_peers else 0.0)
+    while not report and time.monotonic() < patience:
+        time.sleep(0.05)
+        report = world.failures()
+    what = f"rank {world.identity.rank}: {what} was not created"
+    if report:
+        return RankDied(f"{what}: {'; '.join(report)}")
+    text = first_line(error)
+    reason = missing() or "no rank is reported dead"
+    if math.floor(deadline - time.monotonic()) <= 0:
+        return JoinTimeout(f"{what} before the deadline; {reason}; torch says: {text}")
+    return JoinError(f"{what}; {reason}; torch says: {text}")
+
+
+def first_line(error: BaseException) -> str:
+    """Without the source locations that torch's C++ puts before its text."""
+    first = next(iter(str(error).splitlines()), "")
+    return re.sub(r"^(\[\S+:\d+\]\s*)+", "", first) or type(error).__name__
