@@ -70,7 +70,20 @@ class Layout:
         """Canonical text in one line: equal if and only if the same groups are to be created, in
         the same order under the same names."""
         parts = [f"{name!r}: {family.describe()}" for name, family in self.families.items()]
-        return f"{self.world_size} ranks; " + "; ".join(parts)
+        return f"{self.world_size} ranks; {'; '.join(parts)}"
+
+    def summary(self, width: int = 2000) -> str:
+        """describe(), families of more than their part of `width` characters shortened to their
+        beginning, the number of groups and a hash: different layouts differ in it, too."""
+        limit = max(40, width // max(1, len(self.families)))
+        parts = []
+        for name, family in self.families.items():
+            text = f"{name!r}: {family.describe()}"
+            if len(text) > limit:
+                mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+                text = f"{text[:limit]}... ({family.count:,} groups, {mark})"
+            parts.append(text)
+        return f"{self.world_size} ranks; {'; '.join(parts)}"
 
     def digest(self) -> bytes:
         """SHA-256 of what describe() says; the same in every process."""

@@ -40,7 +40,7 @@ class GroupPlan:
     the family.  `waves[k]` are indices into `groups` of what belongs to the world's wave k, () if
     nothing does: groups of a wave have no rank in common, and every rank has as many waves in the
     same order.  So ranks that create wave after wave, one group at a time, never wait in a circle.
-    `digest` and `description` are those of the whole layout.
+    `digest` and `description` (its summary()) are those of the whole layout.
     """
 
     rank: int
@@ -117,5 +117,5 @@ def make(layout: Layout, rank: int, generations: Generations) -> GroupPlan:
             groups.append(Group(name, ranks, generations.named(name, ranks), ranks.index(rank)))
         waves += map(tuple, own)
     return GroupPlan(
-        rank, layout.world_size, tuple(groups), tuple(waves), layout.digest(), layout.describe()
+        rank, layout.world_size, tuple(groups), tuple(waves), layout.digest(), layout.summary()
     )

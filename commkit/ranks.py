@@ -75,7 +75,9 @@ def _shown(value: object, width: int = 60) -> str:
 def brief(ranks: Sequence[int], width: int = 60) -> str:
     """`[0-7,16]` for a message: runs of consecutive ranks, shortened to `width` characters."""
     text = "[" + runs(ranks) + "]"
-    return text if len(text) <= width else text[: width - 4] + "...]"
+    if len(text) <= width:
+        return text
+    return text[: width - 4].rpartition(",")[0] + ",...]"
 
 
 def runs(ranks: Sequence[int]) -> str:

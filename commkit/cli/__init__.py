@@ -25,6 +25,7 @@ COMMANDS = {
     "env": "Show what this process understands of its launcher's environment.",
     "run": "Run an unchanged training script with commkit starting its process groups.",
     "bench": "Measure collectives.",
+    "groups": "Show the groups of a parallel layout, their names, and what creating them costs.",
     "agents": "List, inspect, stop and clean up the agents of this user on this host.",
 }
 

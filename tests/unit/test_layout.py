@@ -397,6 +397,20 @@ def test_descriptions_are_short_and_can_be_read():
     assert odd.describe() == "8 ranks; 'a': 0-2;3; 'b': 2x-1 from 5+2x-4"
 
 
+def test_a_summary_is_bounded_and_still_tells_layouts_apart():
+    def listed(last):
+        groups = [[rank, 4095 - rank, rank + 4096][: 2 + rank % 2] for rank in range(2048)]
+        return from_lists({"odd": [*groups, [last]], "even": [[0, 1]]}, 8192)
+
+    one, other = listed(8000), listed(8001)
+    assert len(one.describe()) > 10_000
+    assert len(one.summary()) < 2_200
+    assert one.summary() != other.summary()
+    assert one.summary().endswith("; 'even': 2x1 from 1")
+    short = parse("tp=2,cp=2,ep=2,pp=2", 64, families="megatron")
+    assert short.summary() == short.describe()
+
+
 def test_digests_tell_every_difference():
     layouts = [
         parse("tp=2", 8),

@@ -156,7 +156,7 @@ def test_a_plan_holds_the_groups_of_its_rank_in_the_order_of_the_families():
     ]
     assert found.waves == ((0,), (1,), (2,), (3,))
     assert (found.rank, found.world_size) == (5, 8)
-    assert (found.digest, found.description) == (made.digest(), made.describe())
+    assert (found.digest, found.description) == (made.digest(), made.summary())
     assert [g.name for g in found.groups] == [
         group_name(g.family, g.ranks, 0) for g in found.groups
     ]
