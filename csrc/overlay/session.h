@@ -292,6 +292,7 @@ class Session {
   void table_asked(const LinkPtr& link);
   void table_came(std::string_view payload);
   void mesh_frames(const LinkPtr& link);
+  void catch_up();
 
   // session_leave.cc
   void rank_connected(const RankPtr& conn, std::string_view payload);
@@ -337,6 +338,13 @@ class Session {
   LinkPtr parent_;
   std::map<int, LinkPtr> children_;
   std::map<int, LinkPtr> mesh_;
+  // From agents that have heard before us that the world has formed, and have dialled us.
+  struct AheadOfUs {
+    std::weak_ptr<Link> link;
+    uint16_t type;
+    std::string payload;
+  };
+  std::vector<AheadOfUs> ahead_;
   std::vector<HostReport> reports_;  // not yet sent up
   std::set<int> reported_;           // local ranks already reported
   Loop::TimerId report_timer_ = 0, deadline_timer_ = 0, progress_timer_ = 0, beat_timer_ = 0,

@@ -427,6 +427,7 @@ void Session::go(uint64_t epoch, int hosts, int interior) {
     w.str("join").str("rank " + std::to_string(extra->rank) + " is already in the world");
     extra->stream->send_frame(kFailed, w.take());
   }
+  catch_up();
 }
 
 void Session::deliver_formed() {

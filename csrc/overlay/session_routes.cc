@@ -189,7 +189,10 @@ LinkPtr Session::mesh(int index) {
 void Session::mesh_frames(const LinkPtr& link) {
   std::weak_ptr<Link> weak = link;
   link->stream->on_frames([this, weak](uint16_t type, std::string_view payload) {
-    if (auto self = weak.lock()) link_frame(self, type, payload);
+    auto self = weak.lock();
+    if (!self) return;
+    if (state_ == State::kJoining) return ahead_.push_back({weak, type, std::string(payload)});
+    link_frame(self, type, payload);
   });
   link->stream->on_close([this, weak](const std::string& why) {
     auto self = weak.lock();
@@ -203,6 +206,20 @@ void Session::mesh_frames(const LinkPtr& link) {
     reroute(self);
     finish_leaving();
   });
+}
+
+// What was said to us while the news that the world has formed was still on its way down to us.
+void Session::catch_up() {
+  for (const auto& said : std::exchange(ahead_, {})) {
+    auto link = said.link.lock();
+    if (!link) continue;
+    try {
+      link_frame(link, said.type, said.payload);
+    } catch (const BadFrame& error) {
+      log(link->stream->peer() + " sent a malformed frame: " + error.what());
+      link->stream->close();
+    }
+  }
 }
 
 void Session::add_mesh(StreamPtr stream, const Hello& h) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 from overlay_jobs import until
@@ -400,3 +401,42 @@ def test_keys_of_a_lost_host_are_answered_or_refused_but_never_hang(checked_jobs
         os.kill(job.agent_of(1), signal.SIGKILL)
         job.tell(1)
         assert set(job.values(0, 2, 3)) <= {"served", "OverlayTimeout", "OverlayError", "RankDied"}
+
+
+# --- The epoch exists, and the owner of a key does not know it yet -------------------------------
+
+
+def asks_host_3(me):
+    world = me.join()
+    if me.rank == 5:
+        with pytest.raises(_C.Failure):  # its way leads past host-1; meanwhile the list has come
+            world.keys.check([b"commkit:3/a"], 1)
+        me.say()
+        assert world.keys.get([b"commkit:3/a"], 30) == [b"x"]
+    if me.rank == 3:
+        world.keys.set(b"commkit:3/a", b"x", 5)
+    leave(me, world)
+
+
+def test_what_is_asked_of_an_agent_before_it_knows_that_the_world_has_formed_is_answered(jobs):
+    """host-1 stands still between the root and host-3; host-5 reaches host-3 directly."""
+    with jobs([1] * 7, env={"COMMKIT_TREE_DEGREE": "2", "COMMKIT_HEARTBEAT": "60"}) as job:
+        for rank in range(6):
+            job.start(rank, asks_host_3)
+            until(lambda rank=rank: job.log_text().count(", parent ") == rank)
+        assert "agent 3, parent 1 on host host-1" in job.log_text(3)
+        time.sleep(0.3)  # all six are known at the root
+        still = job.agent_of(1)
+        os.kill(still, signal.SIGSTOP)
+        job.start(6, asks_host_3)
+        job.expect(5)
+        owner = job.agent_of(3)
+
+        def dialled():
+            found = [a for a in _C.agents() if a.get("pid") == str(owner)]
+            return found and int(found[0]["accepted_total"]) > 0  # it has no children
+
+        until(dialled, 20)
+        time.sleep(0.3)  # the question has been read
+        os.kill(still, signal.SIGCONT)
+        assert job.values() == [None] * 7
