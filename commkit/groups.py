@@ -257,12 +257,14 @@ def device_mesh(
     """torch's init_device_mesh over new_groups: a torch DeviceMesh of this shape, row-major.
 
     A dimension whose name is a family that exists already, with the same groups, takes those.
+    Dimensions without names are called dim0_of_4x2, dim1_of_4x2, ...
     """
     # Imported now: it takes long, and nobody waits yet.
     from torch.distributed.device_mesh import DeviceMesh
 
     default = c10d._get_default_group()
-    names = tuple(mesh_dim_names or (f"mesh{index}" for index in range(len(mesh_shape))))
+    shape = "x".join(map(str, mesh_shape))
+    names = tuple(mesh_dim_names or (f"dim{index}_of_{shape}" for index in range(len(mesh_shape))))
     wanted = layout.from_mesh(tuple(mesh_shape), names, default.size())
     registry = _registry_of(default)
     fresh = {
@@ -279,10 +281,9 @@ def device_mesh(
         )
     groups = [registry.families[name][0] for name in names]
     ranks = torch.arange(default.size(), dtype=torch.int).view(tuple(mesh_shape))
-    dims = tuple(mesh_dim_names) if mesh_dim_names else None
     if len(groups) == 1:
-        return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=dims)
-    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=dims)
+        return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
 
 
 def get_group(family: str) -> Any:
