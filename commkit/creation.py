@@ -28,12 +28,38 @@ c10d: Any = torch_c10d
 
 #: torch's helper, bound before anything can replace it.
 helper = c10d._new_process_group_helper
+torch_split_group = c10d.split_group
 _PARAMETERS = inspect.signature(helper).parameters
 _OPTIONS = "backend_options" if "backend_options" in _PARAMETERS else "pg_options"
 
 _here = threading.local()
 _device_lock = threading.Lock()
 _lone_device: list[Any] = []
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """While inside, this thread's groups get this name from torch."""
+    _observe_names()
+    _here.name = name
+    try:
+        yield
+    finally:
+        del _here.name
+
+
+def _observe_names() -> None:
+    names = c10d._process_group_name
+    if hasattr(names, "_commkit"):
+        return
+
+    @functools.wraps(names)
+    def given_first(ranks: Any, use_hashed_name: bool) -> Any:
+        name = getattr(_here, "name", None)
+        return names(ranks, use_hashed_name) if name is None else name
+
+    given_first._commkit = True  # type: ignore[attr-defined]
+    c10d._process_group_name = given_first
 
 
 @contextlib.contextmanager
@@ -74,8 +100,13 @@ def backends(backend: str) -> dict[str, str]:
 def connects(backend: str, device: torch.device | None) -> bool:
     """Whether the creation of a group of this back end waits for the other members."""
     names = set(backends(backend).values())
-    if "gloo" in names and os.environ.get("TORCH_GLOO_LAZY_INIT", "0") != "1":
-        return True
+    lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0") == "1"
+    return ("gloo" in names and not lazy) or blocks(backend, device)
+
+
+def blocks(backend: str, device: torch.device | None) -> bool:
+    """Whether that wait has no deadline of torch's: a communicator made at once."""
+    names = set(backends(backend).values())
     return device is not None and bool(names - {"gloo", "fake", "mpi"})
 
 
@@ -120,6 +151,33 @@ def create(
             )
     c10d._world.pg_group_ranks[pg] = {rank: index for index, rank in enumerate(ranks)}
     return pg  # type: ignore[no-any-return]
+
+
+def splits(backend: str, device: torch.device | None) -> bool:
+    """Whether torch can split a group of this back end off the default one."""
+    if device is None or set(backends(backend).values()) != {"nccl"}:
+        return False
+    default = c10d._get_default_group()
+    return bool(default._get_backend(device).supports_splitting)
+
+
+def split(
+    name: str,
+    ranks: Sequence[int],
+    member: bool,
+    *,
+    timeout: timedelta,
+    options: Any = None,
+    desc: str | None = None,
+) -> ProcessGroup | None:
+    """The group of `ranks` (ascending), split off the default group: every rank has to call it.
+
+    At the same time other ranks may call it with other ranks; a rank that is in no group gives any
+    other's and gets None.
+    """
+    with named(name):
+        pg = torch_split_group(None, [list(ranks)], timeout, options, desc)
+    return pg if member else None
 
 
 def alone(

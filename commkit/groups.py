@@ -21,13 +21,15 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as torch_c10d
 from torch._C._distributed_c10d import ProcessGroup, Store
 
-from commkit import _C, layout, plan
+from commkit import _C, creation, layout, plan
 from commkit.errors import LayoutError, UsageError
+from commkit.families import Family
 from commkit.journal import Journal
 from commkit.layout import Layout
-from commkit.making import Job, Joined, Made, create, create_jobs, made
+from commkit.making import Job, Joined, Made, create, create_jobs, made, split_job
 from commkit.overlay import World
 from commkit.ranks import check_ranks
+from commkit.settings import load
 from commkit.stragglers import Stragglers
 
 #: Much of it is torch's own business and not declared.
@@ -143,7 +145,7 @@ def new_groups(
         )
         registry.seconds["digest"] = registry.seconds.get("digest", 0.0) + time.monotonic() - began
         mine = plan.make(wanted, default.rank(), registry.generations)
-        made = create_jobs(_joined, [settings.job(group) for group in mine.groups], share)
+        made = _create(_joined, wanted, mine, settings, share)
     replaced = [group for name in wanted.families for group in registry.families.pop(name, [])]
     for name, family in wanted.families.items():
         registry.families[name] = []
@@ -155,6 +157,29 @@ def new_groups(
         if group in c10d._world.pg_map:
             dist.destroy_process_group(group)
     return {one.family: one.group for one in reversed(made)}
+
+
+def _create(
+    joined: Joined, wanted: Layout, mine: plan.GroupPlan, settings: _Settings, share: bool
+) -> list[Made]:
+    jobs = [settings.job(group) for group in mine.groups]
+    if load().groups != "split":
+        return create_jobs(joined, jobs, share)
+    made: dict[int, Made] = {}
+    waves = iter(mine.waves)
+    for family in wanted.families.values():
+        own = [next(waves) for _ in range(family.waves)]
+        if settings.splits(family):
+            for places in own:
+                job = jobs[places[0]] if places else None
+                # Any group will do for a rank that is in none of this wave.
+                other = next((ranks for ranks in family if mine.rank not in ranks), ())
+                one = split_job(joined, job, other, family.name, settings.of(family.name))
+                if one is not None:
+                    made[places[0]] = one
+    rest = [index for index in range(len(jobs)) if index not in made]
+    made.update(zip(rest, create_jobs(joined, [jobs[index] for index in rest], share), strict=True))
+    return [made[index] for index in range(len(jobs))]
 
 
 def new_group(
@@ -351,6 +376,15 @@ class _Settings:
 
     def job(self, group: plan.Group) -> Job:
         return Job(group, *self._of[group.family], self._device)
+
+    def splits(self, family: Family) -> bool:
+        """Whether the groups of a family can be split off: torch's split sorts their ranks."""
+        kind, _, _ = self._of[family.name]
+        return (
+            family.sizes[1] > 1
+            and creation.splits(kind, self._device)
+            and all(list(ranks) == sorted(ranks) for ranks in family)
+        )
 
     def describe(self) -> str:
         kinds = {kind for kind, _, _ in self._of.values()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Store
 
 from commkit import creation, plan
+from commkit.errors import CommkitError, JoinTimeout, RankDied
 from commkit.journal import Entry, Journal
 from commkit.overlay import World
 from commkit.store import open_store
@@ -25,6 +26,9 @@ from commkit.trouble import explain
 
 #: Threads that create groups of one rank, at most; each has a connection to the host's agent.
 _MOST_WORKERS = 16
+
+#: Seconds that unfinished creations get after a death, or after another one has failed.
+_AFTERMATH = 5.0
 
 
 @dataclass(slots=True)
@@ -50,6 +54,16 @@ class Job:
     @property
     def entry(self) -> Entry:
         return Entry(self.group.name, self.group.family, self.group.ranks)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its creation waits for other ranks."""
+        return len(self.group.ranks) > 1 and creation.connects(self.backend, self.device)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it waits for them where no deadline holds."""
+        return len(self.group.ranks) > 1 and creation.blocks(self.backend, self.device)
 
 
 @dataclass(slots=True)
@@ -79,6 +93,27 @@ class Joined:
             if not waited:
                 self.stragglers.expect(group)
 
+    def meet(self, group: Entry, timeout: timedelta) -> None:
+        """Waits until all members have begun: what follows may have no deadline of its own."""
+        self.world.meet(f"begun/{group.name}", group.ranks, timeout.total_seconds())
+
+    def explain(
+        self,
+        error: BaseException,
+        group: Entry,
+        backend: str,
+        began: float,
+        timeout: timedelta,
+    ) -> CommkitError | None:
+        """The error to raise instead of one that ended a creation; None: that one."""
+        return explain(
+            self.world,
+            error,
+            f"group {group.shown()} ({backend})",
+            began + timeout.total_seconds(),
+            lambda: self.journal.missing(group),
+        )
+
 
 def create(job: Job, store: Store) -> ProcessGroup:
     return creation.create(
@@ -98,54 +133,80 @@ def made(job: Job, group: ProcessGroup, seconds: float) -> Made:
 
 
 def create_jobs(joined: Joined, jobs: Sequence[Job], share: bool) -> list[Made]:
+    """What the jobs ask for, in their order.
+
+    With `share`, jobs with the same ranks, back end and timeout and no options get one group.
+    Raises JoinTimeout, JoinError or RankDied naming the group and who is to blame.
+    """
     first: dict[Any, int] = {}
-    alias = []
+    same = []  # per job, the one whose group it takes
     for index, job in enumerate(jobs):
         key = (job.group.ranks, job.backend, job.timeout) if share and not job.options else index
-        alias.append(first.setdefault(key, index))
-    todo = [job for index, job in enumerate(jobs) if alias[index] == index]
-    joined.journal.begin([job.entry for job in todo])
-    waits = [
-        len(job.group.ranks) > 1 and creation.connects(job.backend, job.device) for job in todo
-    ]
-    workers = min(sum(waits), _workers(joined.world)) if sum(waits) > 1 else 1
-    groups: dict[int, Made] = {}
+        same.append(first.setdefault(key, index))
+    todo = [index for index, other in enumerate(same) if other == index]
+    joined.journal.begin([jobs[index].entry for index in todo])
     with joined.world.creating():
-        _each(
-            todo,
-            lambda worker, job: _create_one(joined, worker, job),
-            workers,
-            lambda place, made: groups.__setitem__(place, made),
-        )
-    places = {index: place for place, index in enumerate(sorted(set(alias)))}
-    for job, waited in zip(todo, waits, strict=True):
-        joined.met(job.entry, waited)
-    result = []
-    for index, job in enumerate(jobs):
-        original = groups[places[alias[index]]]
-        if alias[index] == index:
-            result.append(original)
-        else:
-            result.append(made(job, original.group, 0.0))
-    return result
+        groups = dict(zip(todo, _create_all(joined, [jobs[index] for index in todo]), strict=True))
+    for index in todo:
+        joined.met(jobs[index].entry, jobs[index].waits)
+    return [
+        groups[other] if other == index else made(jobs[index], groups[other].group, 0.0)
+        for index, other in enumerate(same)
+    ]
+
+
+def split_job(
+    joined: Joined,
+    job: Job | None,
+    other: Sequence[int],
+    family: str,
+    settings: tuple[str, timedelta, Any],
+) -> Made | None:
+    """This rank's group of one wave of a family, split off the whole world's communicator.
+
+    Every rank takes part; one without a job names any `other` group of the family.
+    """
+    began = time.monotonic()
+    _, timeout, options = settings
+    if job is not None:
+        joined.journal.begin([job.entry])
+    # The split itself waits for all ranks and knows no deadline.
+    joined.world.barrier(tag=f"split/{family}", timeout=timeout.total_seconds())
+    group = creation.split(
+        job.group.name if job is not None else f"commkit:no member of {family}",
+        job.group.ranks if job is not None else other,
+        job is not None,
+        timeout=timeout,
+        options=options,
+        desc=family,
+    )
+    if job is None or group is None:
+        return None
+    joined.met(job.entry, True)
+    return made(job, group, time.monotonic() - began)
+
+
+def _create_all(joined: Joined, jobs: Sequence[Job]) -> list[Made]:
+    waiting = [job for job in jobs if job.waits]
+    if len(waiting) <= 1 and not any(job.blocks for job in jobs):
+        return [_create_one(joined, 0, job) for job in jobs]
+    workers = min(len(waiting), _workers(joined.world))
+    return Workers(joined, jobs, workers).results()
 
 
 def _create_one(joined: Joined, worker: int, job: Job) -> Made:
     began = time.monotonic()
     try:
-        store = creation.store_for(job.group.ranks, joined.connection(worker, job.timeout))
-        return made(job, create(job, store), time.monotonic() - began)
+        connection = joined.connection(worker, job.timeout)
+        if job.blocks:
+            joined.meet(job.entry, job.timeout)
+        group = create(job, creation.store_for(job.group.ranks, connection))
     except Exception as error:
-        explained = explain(
-            joined.world,
-            error,
-            f"group {job.entry.shown()} ({job.backend})",
-            began + job.timeout.total_seconds(),
-            lambda: joined.journal.missing(job.entry),
-        )
+        explained = joined.explain(error, job.entry, job.backend, began, job.timeout)
         if explained is None:
             raise
         raise explained from error
+    return made(job, group, time.monotonic() - began)
 
 
 def _workers(world: World) -> int:
@@ -153,47 +214,74 @@ def _workers(world: World) -> int:
     return min(max(cores, 2), _MOST_WORKERS)
 
 
-def _each(
-    jobs: Sequence[Job],
-    work: Callable[[int, Job], Made],
-    workers: int,
-    done: Callable[[int, Made], None],
-) -> None:
-    """Works on the jobs in their order, several at once; the first error ends it.
+class Workers:
+    """Threads that work on jobs in their order, several at once.
 
     All ranks take their groups in the same order, so that the first unfinished group of the world
-    is always being worked on by all of its members, whatever the number of workers.
+    is always being worked on by all of its members, whatever the number of threads.  A thread that
+    a back end does not give back is left behind.
     """
-    if workers == 1:
-        for place, job in enumerate(jobs):
-            done(place, work(0, job))
-        return
-    lock = threading.Lock()
-    todo = iter(enumerate(jobs))
-    errors: list[BaseException] = []
 
-    def run(worker: int) -> None:
+    def __init__(self, joined: Joined, jobs: Sequence[Job], count: int) -> None:
+        self._joined, self._jobs = joined, jobs
+        self._changed = threading.Condition()
+        self._next = 0
+        self._made: dict[int, Made] = {}
+        self._running: dict[int, float] = {}  # job -> when it has to be done
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(k,), name=f"commkit-groups-{k}", daemon=True)
+            for k in range(count)
+        ]
+
+    def results(self) -> list[Made]:
+        """What was made, in the jobs' order.  Raises the first error, JoinTimeout or RankDied."""
+        for thread in self._threads:
+            thread.start()
+        give_up = None
+        with self._changed:
+            while len(self._made) < len(self._jobs):
+                now = time.monotonic()
+                lost = self._joined.world.failures()
+                if give_up is None and (self._errors or lost):
+                    give_up = now + _AFTERMATH
+                late = [k for k, end in self._running.items() if now >= end]
+                if self._errors and (not self._running or (give_up is not None and now >= give_up)):
+                    raise self._errors[0]
+                if late or (give_up is not None and now >= give_up):
+                    raise self._stuck(late or list(self._running), lost)
+                self._changed.wait(0.2)
+        return [self._made[index] for index in range(len(self._jobs))]
+
+    def _stuck(self, jobs: list[int], lost: list[str]) -> CommkitError:
+        shown = ", ".join(self._jobs[k].entry.shown() for k in jobs[:4])
+        what = (
+            f"rank {self._joined.world.identity.rank}: the back end has not come back from the "
+            f"creation of group {shown}"
+        )
+        if lost:
+            return RankDied(f"{what}: {'; '.join(lost)}")
+        return JoinTimeout(f"{what}, which all of its members began; no rank is reported dead")
+
+    def _run(self, worker: int) -> None:
         while True:
-            with lock:
-                place, job = next(todo, (-1, None))
-                if job is None or errors:
+            with self._changed:
+                index = self._next
+                if index == len(self._jobs) or self._errors:
                     return
+                self._next += 1
+                # Once to come together, once to connect.
+                limit = 2 * self._jobs[index].timeout.total_seconds() + _AFTERMATH
+                self._running[index] = time.monotonic() + limit
+            made, error = None, None
             try:
-                made = work(worker, job)
-            except BaseException as error:
-                with lock:
-                    errors.append(error)
-                return
-            with lock:
-                done(place, made)
-
-    threads = [
-        threading.Thread(target=run, args=(worker,), name=f"commkit-groups-{worker}", daemon=True)
-        for worker in range(workers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+                made = _create_one(self._joined, worker, self._jobs[index])
+            except BaseException as caught:
+                error = caught
+            with self._changed:
+                del self._running[index]
+                if made is not None:
+                    self._made[index] = made
+                elif error is not None:
+                    self._errors.append(error)
+                self._changed.notify_all()

@@ -45,6 +45,9 @@ DNS_PATIENCE = 10.0
 #: Bytes of the message in which rank 0 says by MPI where the root is.
 _MPI_BYTES = 4096
 
+#: Seconds between two looks at who has died, while members of a group are waited for.
+_LOOK_AROUND = 0.5
+
 _ERRORS: dict[str, type[CommkitError]] = {
     "join": JoinError,
     "join-timeout": JoinTimeout,
@@ -195,6 +198,33 @@ class World:
         with native_errors():
             self._client.connected(group, list(members))
 
+    def complete(self, group: str, members: Sequence[int], timeout: float = 5.0) -> bool:
+        """Whether all members have called connected(group, members)."""
+        with native_errors():
+            return self._client.check([_fence_key(group, members)], timeout)
+
+    def meet(self, group: str, members: Sequence[int], timeout: float) -> None:
+        """connected(), and waits until all members have called it.
+
+        Raises OverlayTimeout at the deadline, RankDied as soon as anybody is reported lost.
+        """
+        deadline = time.monotonic() + timeout
+        self.connected(group, members)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                with native_errors():
+                    return self._client.wait(
+                        [_fence_key(group, members)], min(max(left, 0.0), _LOOK_AROUND)
+                    )
+            except OverlayTimeout:
+                if failures := self.failures():
+                    raise RankDied("; ".join(failures)) from None
+                if left <= _LOOK_AROUND:
+                    raise OverlayTimeout(
+                        f"not all members of {group!r} came within {timeout:.0f} s"
+                    ) from None
+
     def failures(self) -> list[str]:
         """Deaths and losses reported so far in this epoch, oldest first."""
         return self._client.failures()
@@ -218,6 +248,11 @@ class World:
         reason = f"{type(error).__name__}: {error}" if error is not None else ""
         with contextlib.suppress(_C.Failure):
             self._client.exiting(reason[:500])
+
+
+def _fence_key(group: str, members: Sequence[int]) -> bytes:
+    """The key that the agents set when a group's members are all there (session_leave.cc)."""
+    return f"commkit:{min(members)}/fence/open/{group}".encode()
 
 
 def _config(

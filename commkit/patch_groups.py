@@ -33,7 +33,7 @@ import torch.distributed.distributed_c10d as torch_c10d
 
 from commkit import creation, groups
 from commkit.journal import Entry
-from commkit.trouble import explain
+from commkit.settings import load
 
 log = logging.getLogger("commkit")
 
@@ -161,7 +161,7 @@ def _our_new_process_group_helper(
     if joined is None or getattr(_here, "naming", None) is None or not ranks:
         return call(store, group_name, *args, **kwargs)
     if joined.world.identity.rank not in ranks:
-        with creation.members_only():
+        with _split_or_not():
             return call(store, group_name, *args, **kwargs)
     names = list(inspect.signature(original).parameters)[6:]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -179,16 +179,12 @@ def _our_new_process_group_helper(
             )
             if pg is not None:
                 return pg, c10d._world.pg_map[pg][1]
-        with joined.world.creating(), creation.members_only():
+        with joined.world.creating(), _split_or_not():
+            if len(ranks) > 1 and creation.blocks(str(backend), device):
+                joined.meet(group, timeout)
             result = call(meeting, group_name, *args, **kwargs)
     except Exception as error:
-        explained = explain(
-            joined.world,
-            error,
-            f"group {group.shown()} ({backend})",
-            began + timeout.total_seconds(),
-            lambda: joined.journal.missing(group),
-        )
+        explained = joined.explain(error, group, str(backend), began, timeout)
         if explained is None:
             raise
         raise explained from error
@@ -227,6 +223,11 @@ def _our_split_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     if pg is not None:
         joined.world.connected(pg.group_name, tuple(c10d._world.pg_group_ranks[pg]))
     return pg
+
+
+def _split_or_not() -> contextlib.AbstractContextManager[None]:
+    """COMMKIT_GROUPS=split leaves torch's way: every rank splits for every group."""
+    return contextlib.nullcontext() if load().groups == "split" else creation.members_only()
 
 
 def _barriers() -> bool:

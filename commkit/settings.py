@@ -54,6 +54,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "auto",
         "how torch reaches the agent's store: its own client, or a Python Store",
     ),
+    "COMMKIT_GROUPS": (
+        "members or split",
+        "members",
+        "how NCCL's groups are made where the device is bound: by their members from fresh ids, or "
+        "split off the whole world's communicator, once for all groups of a family",
+    ),
     "COMMKIT_LOG_DIR": (
         "a directory",
         "unset",
@@ -87,6 +93,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         "COMMKIT_PORT_RANGE": r"\d{1,5}-\d{1,5}",
         "COMMKIT_SECRET": r"(?s).{8,1024}",
         "COMMKIT_STORE": "auto|wire|python",
+        "COMMKIT_GROUPS": "members|split",
         "COMMKIT_LOG_DIR": r"[^\0]+",
         "COMMKIT_TREE_DEGREE": r"\d{1,4}",
         "COMMKIT_HEARTBEAT": r"\d+(\.\d+)?",
@@ -107,6 +114,7 @@ class Settings:
     one_port: int = 0
     secret: str = ""
     store: str = "auto"
+    groups: str = "members"
     log_dir: str = ""
     tree_degree: int = 0
     heartbeat: float = 10.0
@@ -185,6 +193,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         one_port=one_port,
         secret=text("COMMKIT_SECRET"),
         store=text("COMMKIT_STORE") or "auto",
+        groups=text("COMMKIT_GROUPS") or "members",
         # Agents work in the root directory, so it must not depend on this process's.
         log_dir=os.path.abspath(text("COMMKIT_LOG_DIR") or _default_log_dir(env)),
         heartbeat=float(beat or 10.0),

@@ -66,7 +66,8 @@ class Stragglers:
                     return
                 _, patience, count, group = heapq.heappop(self._due)
             try:
-                text = "" if self._complete(group) else self._journal.missing(group)
+                complete = self._world.complete(group.name, group.ranks, _ANSWER)
+                text = "" if complete else self._journal.missing(group)
             except (CommkitError, _C.Failure):
                 return  # the world is gone, which others tell
             if text:
@@ -79,7 +80,3 @@ class Stragglers:
                 with self._changed:
                     patience *= 2
                     heapq.heappush(self._due, (time.monotonic() + patience, patience, count, group))
-
-    def _complete(self, group: Entry) -> bool:
-        key = f"commkit:{min(group.ranks)}/fence/open/{group.name}".encode()
-        return self._world.keys.check([key], _ANSWER)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from commkit.errors import CommkitError, JoinError, JoinTimeout, RankDied
+from commkit.errors import CommkitError, JoinError, JoinTimeout, OverlayTimeout, RankDied
 from commkit.overlay import World
 
 #: A reset connection reaches a rank before the agents' report of who died; it may take this long.
@@ -34,7 +34,7 @@ def explain(
     """
     if not isinstance(error, RuntimeError):
         return None
-    if isinstance(error, CommkitError) and not isinstance(error, RankDied):
+    if isinstance(error, CommkitError) and not isinstance(error, RankDied | OverlayTimeout):
         return None
     report = world.failures()
     # Errors of gloo begin with a place in its source; torch's own about peers are DistErrors.
@@ -46,11 +46,11 @@ def explain(
     what = f"rank {world.identity.rank}: {what} was not created"
     if report:
         return RankDied(f"{what}: {'; '.join(report)}")
-    text = first_line(error)
-    reason = missing() or "no rank is reported dead"
-    if math.floor(deadline - time.monotonic()) <= 0:
-        return JoinTimeout(f"{what} before the deadline; {reason}; torch says: {text}")
-    return JoinError(f"{what}; {reason}; torch says: {text}")
+    who = "commkit" if isinstance(error, CommkitError) else "torch"
+    reason = f"{missing() or 'no rank is reported dead'}; {who} says: {first_line(error)}"
+    if isinstance(error, OverlayTimeout) or math.floor(deadline - time.monotonic()) <= 0:
+        return JoinTimeout(f"{what} before the deadline; {reason}")
+    return JoinError(f"{what}; {reason}")
 
 
 def first_line(error: BaseException) -> str:
