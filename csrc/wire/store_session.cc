@@ -323,6 +323,12 @@ bool StoreSession::keyless(Element& e) {
 KeyValue* StoreSession::bind(std::string* key) {
   size_t slash = key->empty() || key->front() != '/' ? std::string::npos : key->find('/', 1);
   if (slash == std::string::npos) {
+    // torch's NCCL asks for keys below all prefixes every second, such as "exception_dump": they
+    // are those of the connection's job.
+    if (KeyValue* keys = key->size() > 1 && key->front() == '/' ? own_keys() : nullptr) {
+      key->erase(0, 1);
+      return keys;
+    }
     drop(std::string(row(op_).name) + ": key '" + printable(*key) +
          "' has no job's token, expected /<token>/<key>");
     return nullptr;
@@ -344,9 +350,13 @@ KeyValue* StoreSession::bind(std::string* key) {
   return keys_;
 }
 
-KeyValue* StoreSession::whole_store() {
+KeyValue* StoreSession::own_keys() {
   if (keys_ != nullptr) return keys_;
-  KeyValue* keys = default_token_.empty() ? nullptr : lookup_(default_token_);
+  return default_token_.empty() ? nullptr : lookup_(default_token_);
+}
+
+KeyValue* StoreSession::whole_store() {
+  KeyValue* keys = own_keys();
   if (keys == nullptr) {
     drop(std::string(row(op_).name) + " before any key has named the job");
   }

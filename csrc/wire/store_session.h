@@ -28,6 +28,7 @@
 //
 // `key` and `bytes` are a u64 length and as many bytes.  A client sends "/" before each of
 // its keys; commkit wraps the client in a PrefixStore of the job's token, hence "/<token>/<key>".
+// A key of the bare client, "/<key>", is one of the same job.
 #pragma once
 
 #include <cstddef>
@@ -76,8 +77,8 @@ class StoreSession {
   // While on, no further frame is begun: for a client that does not read its replies.  Call it as
   // soon as too much is unsent, from within `send`; otherwise one feed() answers all that came.
   void hold(bool on);
-  // The token to answer GETNUMKEYS and LIST_KEYS for while no key has named one, as in a fresh
-  // clone() of a store.  Without it such a client is dropped.
+  // Whose keys GETNUMKEYS, LIST_KEYS and bare keys mean while no key has named a token, as in a
+  // fresh clone() of a store.  Without it such a client is dropped.
   void default_token(std::string token) { default_token_ = std::move(token); }
 
   // A WAIT or BARRIER is outstanding.
@@ -104,6 +105,8 @@ class StoreSession {
   void element_done();
   bool keyless(Element& element);
   KeyValue* bind(std::string* key);
+  // Of the job that a key has named, else of the default token; null where there is neither.
+  KeyValue* own_keys();
   KeyValue* whole_store();
   void request(KeyValue* keys, KvRequest&& request);
   void answered(uint64_t slot, KvReply&& reply);

@@ -57,6 +57,14 @@ def test_the_token_goes_no_further(session, keys):
     assert session.token == b"t"
 
 
+def test_a_bare_key_is_one_of_the_job_that_the_connection_has_named(session, keys):
+    session.feed(keyed(GET, b"a"))
+    session.answer(0, value="x")
+    session.feed(bytes([GET]) + text(b"/exception_dump"))
+    assert keys.asked == [b"a", b"exception_dump"]
+    assert session.dropped == ""
+
+
 def test_the_next_frame_begins_when_the_last_is_answered(session, keys):
     session.feed(keyed(SET, b"a", values=[text(b"v")]) + keyed(GET, b"b"))
     assert keys.asked == [b"a"]
