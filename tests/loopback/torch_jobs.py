@@ -125,7 +125,10 @@ class Job:
                 list(waiting), max(0.0, self.deadline - time.monotonic())
             )
             if not ready:
-                raise AssertionError(f"still running at the deadline: {sorted(waiting.values())}")
+                ended = dict(sorted(results.items()))
+                raise AssertionError(
+                    f"still running at the deadline: {sorted(waiting.values())}; ended: {ended}"
+                )
             for pipe in ready:
                 key = waiting[pipe]
                 try:

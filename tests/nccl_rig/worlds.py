@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -30,9 +29,7 @@ def begun(start: str, seconds: float = 60.0, **options: Any) -> Iterator[None]:
         dist.init_process_group("nccl", timeout=limit, **options)
     yield
     if dist.is_initialized():
+        if kind == "stock":
+            dist.barrier()  # the store ends with rank 0
         end = commkit.destroy_process_group if kind == "commkit" else dist.destroy_process_group
         end()
-
-
-def host_and_rank() -> tuple[str, int]:
-    return os.environ["NCCL_HOSTID"], dist.get_rank()

@@ -24,6 +24,10 @@ constexpr int kVersion = 23007;  // of the NCCL whose interface this is
 constexpr int kUndefined = INT32_MIN;
 thread_local std::string t_error;
 
+// NCCL's last error is the process's: torch's watchdog asks for that of another thread.
+std::mutex* const g_lock = new std::mutex;
+std::string* const g_error = new std::string;
+
 std::string here() {
   int device = -1;
   cudaGetDevice(&device);
@@ -159,6 +163,10 @@ size_t size_of(int datatype) {
 
 Result fail(Result result, const std::string& text) {
   t_error = text;
+  {
+    std::lock_guard<std::mutex> guard(*g_lock);
+    *g_error = text;
+  }
   log("error %d: %s", result, text.c_str());
   return result;
 }
@@ -288,8 +296,11 @@ API Result ncclCommGetAsyncError(Comm* comm, Result* error) {
   return kSuccess;
 }
 
-API const char* ncclGetLastError(Comm* comm) {
-  return comm != nullptr && !comm->error.empty() ? comm->error.c_str() : t_error.c_str();
+API const char* ncclGetLastError(Comm*) {
+  thread_local std::string copy;
+  std::lock_guard<std::mutex> guard(*g_lock);
+  copy = *g_error;
+  return copy.c_str();
 }
 
 API const char* ncclGetErrorString(Result result) {
