@@ -3,9 +3,9 @@
 The sets do not meet: the fabric's agents live in network namespaces of their own, the rest of the
 first set starts none, and agents of the others know only their own jobs.  With CI=true the newest
 torch is fetched meanwhile, and what depends on torch's version is tested with it after the second
-set (torch_matrix.py); a minute of fuzzing for each harness goes on beside them.  Arguments go to
-pytest.  The last set's output is shown as it comes, that of the others at the end, or when the run
-is cut short.
+set (torch_matrix.py), then NCCL's process groups on a rig (nccl_rig); a minute of fuzzing for each
+harness goes on beside them.  Arguments go to pytest.  The last set's output is shown as it comes,
+that of the others at the end, or when the run is cut short.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch_matrix
 
 FIRST = ["tests/unit", "tests/packaging", "tests/fabric"]
 SECOND = ["tests/torch_suite"]
+RIG = ["tests/nccl_rig"]
 LAST = ["tests/loopback"]
 # The tests beside it have deadlines, so it takes what they leave.
 FUZZ = ["nice", "-n", "19", sys.executable, "tests/fuzz/run.py", "--seconds", "60"]
@@ -66,6 +67,7 @@ def main() -> int:
         lanes.append(Lane("fetch", [*matrix, "--install-only"]))
         lanes.append(Lane("fuzz", FUZZ))
         second.append([*matrix, "--", *arguments])  # waits until it has been fetched
+        second.append([sys.executable, "tests/nccl_rig/rig.py", *pytest[1:], *RIG])
     lanes += [Lane("1", [*pytest, *FIRST]), Lane("2", *second)]
     try:
         for lane in lanes:

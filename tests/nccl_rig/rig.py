@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "nccl_rig")]
 
-import build  # noqa: E402
+import rig_build  # noqa: E402
 import torch_matrix  # noqa: E402
 
 #: Set for what runs on the rig.
@@ -32,7 +32,7 @@ def active() -> bool:
 
 def variables() -> dict[str, str]:
     """What turns a process of torch's CUDA build into one on the rig."""
-    preload = [*map(str, build.libraries()), *filter(None, [os.environ.get("LD_PRELOAD")])]
+    preload = [*map(str, rig_build.libraries()), *filter(None, [os.environ.get("LD_PRELOAD")])]
     return {VARIABLE: "1", "LD_PRELOAD": ":".join(preload)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import ranks
 import torch
@@ -129,5 +128,3 @@ def test_a_world_can_start_and_end_again():
     for result in ranks.run_ranks(2, _again, 3):
         assert result.calls["created"] == 3
         assert result.calls["destroy"] + result.calls["abort"] == 3
-
-

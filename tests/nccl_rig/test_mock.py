@@ -139,7 +139,7 @@ def test_two_ranks_of_one_host_cannot_share_a_device():
 
 
 def _outside():
-    nccl, rank, size, _ = _meeting()
+    nccl, *_ = _meeting()
     made = Id()
     nccl.ncclGetUniqueId(ctypes.byref(made))
     outside = _init(nccl, 2, made, 2)[0]
@@ -188,7 +188,7 @@ def test_a_call_that_does_not_block_is_in_progress_until_all_ranks_have_come():
 
 def _given_up():
     """Nobody else comes; abort ends the wait."""
-    nccl, rank, size, store = _meeting()
+    nccl, rank, _, store = _meeting()
     unique = _shared_id(nccl, rank, store)
     comm = ctypes.c_void_p()
     config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 23007, 0)

@@ -1,4 +1,4 @@
-"""Compiles the stand-in CUDA runtime and the mock NCCL into build/nccl_rig, once for each content."""
+"""Compiles the stand-in CUDA runtime and the mock NCCL, once for each content."""
 
 from __future__ import annotations
 
