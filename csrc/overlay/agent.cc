@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -32,7 +33,7 @@ constexpr double kSilentSeconds = 3;
 constexpr double kLastWordsSeconds = 0.02;
 // A world that forms at once is not held up by the watch over its processes.
 constexpr double kWatchSeconds = 1.0;
-constexpr double kAgeSeconds = 0.02;  // the kernel gives a process's start in clock ticks
+constexpr double kAgeSeconds = 0.01;  // the kernel gives a process's start in clock ticks
 constexpr double kEofSeconds = 0.3;   // between a connection's end and its process's
 // The same for one that is exiting and has named no failure: its exit code tells, once there is
 // one.
@@ -250,11 +251,21 @@ void Agent::rank_joins(const std::shared_ptr<RankConn>& conn, std::string_view p
 }
 
 // A process that is older than the failure, and was not told of it, belongs to the attempt that
-// failed.
+// failed.  Whoever came into being within a tick of it, or after it, waits for the next attempt's
+// root, knowing of the failure (no_root_text).
 bool Agent::too_late(const std::string& who, double age) const {
   double since = now() - failed_.at;
   return failed_.at > 0 && since < kLingerSeconds && age > since + kAgeSeconds &&
          failed_.told.count(who) == 0;
+}
+
+std::string Agent::no_root_text() const {
+  if (session_) return session_->summary();
+  std::string text = "rank 0 has not come to host " + job_.host;
+  if (failed_.at <= formed_at_) return text;
+  char since[32];
+  std::snprintf(since, sizeof since, "%.1f", now() - failed_.at);
+  return text + " since the last join failed there " + since + " s ago: " + failed_.text;
 }
 
 void Agent::join_failed(const std::string& kind, const std::string& text,

@@ -27,11 +27,6 @@ namespace commkit {
 // The kernel takes the smaller of this and somaxconn.
 constexpr int kTcpBacklog = 65535;
 
-struct WaitingContact {
-  StreamPtr stream;
-  Hello hello;
-};
-
 class Agent {
  public:
   // Takes over the listening abstract Unix socket, which the first local rank bound: it is the lock
@@ -62,13 +57,14 @@ class Agent {
   // What COMMKIT_IFNAME allows: the address to dial from, those to be reached at.  "" or what is
   // wrong.
   std::string choose_interfaces(const Config& config);
-  std::vector<WaitingContact> take_waiting_contacts();
+  std::vector<Greeted> take_waiting_contacts();
   void not_root();
   const std::string& other_version() const { return other_version_; }
   // The interface that has this address, "" if none.
   std::string interface_of(const std::string& address);
   const std::string& store_host() const { return store_host_; }
   void session_over();
+  void world_formed() { formed_at_ = now(); }
   // `told`: agents, and processes of this host, that have heard of it.
   void join_failed(const std::string& kind, const std::string& text, std::set<std::string> told);
   // Closes the store connections of these ranks, and of a rank only those that wait when
@@ -96,6 +92,7 @@ class Agent {
   bool share_port(int hosts, std::vector<int>& fds);
   void taken(StreamPtr stream, Hello hello);
   void place_waiting();
+  std::string no_root_text() const;
   bool too_late(const std::string& who, double age) const;
   void stranger(const std::string& peer, const std::string& why);
   void met_other_version(const std::string& text);
@@ -117,7 +114,8 @@ class Agent {
     double at = 0;
     std::string kind, text;
     std::set<std::string> told;
-  } failed_;  // the last join that failed
+  } failed_;              // the last join that failed
+  double formed_at_ = 0;  // the last world
   Loop::TimerId linger_timer_ = 0;
   std::string name_;
   std::unique_ptr<Listener> unix_, store_, store6_;
@@ -132,7 +130,7 @@ class Agent {
   std::unique_ptr<Session> session_;
   std::set<std::shared_ptr<RankConn>> conns_;
   std::deque<std::shared_ptr<RankConn>> waiting_;  // ranks of the next epoch
-  std::deque<WaitingContact> waiting_contacts_;
+  std::deque<Greeted> waiting_contacts_;
   std::set<std::shared_ptr<StoreConn>> store_conns_;
   std::string join_fields_;  // of the last join request, encoded
   std::shared_ptr<const Config> join_config_;

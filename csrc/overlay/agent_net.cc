@@ -261,7 +261,7 @@ void Agent::taken(StreamPtr stream, Hello hello) {
       return stream->close_when_sent();
     }
     stream->send_frame(kHeld, "");
-    if (too_late(hello.agent(), hello.age_ms / 1000.0)) {
+    if (too_late(hello.agent(), now() - hello.born)) {
       Writer w;
       w.str(failed_.kind).str(failed_.text);
       stream->send_frame(kFailDown, w.take());
@@ -274,15 +274,19 @@ void Agent::taken(StreamPtr stream, Hello hello) {
       auto self = weak.lock();
       if (!self || type != kFailUp) return;
       Writer w;
-      w.str("join-timeout")
-          .str("the deadline passed: " + (session_ ? session_->summary() : "rank 0 did not come"));
+      w.str("join-timeout").str("the deadline passed: " + no_root_text());
       self->send_frame(kFailDown, w.take());
     });
     stream->on_close([this, weak](const std::string&) {
       auto gone = std::find_if(waiting_contacts_.begin(), waiting_contacts_.end(),
-                               [&](const WaitingContact& c) { return c.stream == weak.lock(); });
+                               [&](const Greeted& c) { return c.stream == weak.lock(); });
       if (gone != waiting_contacts_.end()) waiting_contacts_.erase(gone);
     });
+    // It may be of an attempt that has failed, though it looks like one of the next; and this agent
+    // may be gone when its deadline comes.
+    Writer w;
+    w.str(no_root_text());
+    if (failed_.at > formed_at_) stream->send_frame(kProgress, w.take());
     waiting_contacts_.push_back({std::move(stream), std::move(hello)});
     return;
   }
@@ -297,9 +301,9 @@ void Agent::taken(StreamPtr stream, Hello hello) {
   stream->close_when_sent();
 }
 
-std::vector<WaitingContact> Agent::take_waiting_contacts() {
-  std::vector<WaitingContact> out(std::make_move_iterator(waiting_contacts_.begin()),
-                                  std::make_move_iterator(waiting_contacts_.end()));
+std::vector<Greeted> Agent::take_waiting_contacts() {
+  std::vector<Greeted> out(std::make_move_iterator(waiting_contacts_.begin()),
+                           std::make_move_iterator(waiting_contacts_.end()));
   waiting_contacts_.clear();
   return out;
 }

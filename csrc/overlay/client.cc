@@ -26,7 +26,6 @@ namespace commkit {
 
 namespace {
 
-constexpr double kTick = 0.1;
 constexpr size_t kMaxPayload = 512u << 20;
 
 std::mutex registry_mutex;
@@ -115,15 +114,16 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
   } catch (const std::invalid_argument& error) {
     throw Failure("usage", error.what());
   }
-  std::string name = parsed.agent_name();
+  const std::string& name = agent_ = parsed.agent_name();
   if (!parsed.log_dir.empty()) log_ = Log::path(parsed.log_dir, name, "*");
   auto program = config.find("agent");
   Fields common = config;
   int rank = take_number(common, "rank"), local_rank = take_number(common, "local_rank");
+  if (program != config.end()) program_ = program->second;
   common.erase("agent");
   double began = now();
   // Both change while an agent is being started.
-  auto hello = [&] {
+  hello_ = [common, rank, local_rank, timeout, began] {
     Writer w;
     w.u32(kMagic).u32(milliseconds(timeout - (now() - began))).u32(milliseconds(process_age()));
     w.i32(rank).i32(local_rank);
@@ -154,7 +154,7 @@ Client::Client(const Fields& config, double timeout, Notice notice, const Tick& 
       size_t sent = 0;
       bool whole = false;
       try {
-        whole = send_all(fd_, hello(), deadline, tick, sent);
+        whole = send_all(fd_, hello_(), deadline, tick, sent);
       } catch (...) {
         ::close(fd_);  // a signal: nobody will call the destructor
         throw;
@@ -242,6 +242,10 @@ bool Client::read_some() {
   ssize_t n = recv(fd_, buffer, sizeof buffer, MSG_DONTWAIT);
   if (n < 0 && (errno == EINTR || errno == EAGAIN)) return true;
   if (n <= 0) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = !formed_;
+    }
     broke("the agent has ended; its log tells why");
     return false;
   }
@@ -407,31 +411,6 @@ bool Client::on_reader() const { return reader_id_.load() == std::this_thread::g
 bool Client::settled() {
   std::lock_guard<std::mutex> lock(mutex_);
   return formed_ || closed_ || !broken_.empty();
-}
-
-void Client::formed(double timeout, const Tick& tick) {
-  check_usable();
-  double deadline = now() + timeout + kGrace;
-  if (!reader_) {
-    // Until then nothing comes but this, and one thread is woken instead of two.
-    reader_id_ = std::this_thread::get_id();
-    try {
-      while (now() < deadline && !settled()) {
-        if (!wait_for_input(static_cast<int>(kTick * 1000)) || !read_some()) break;
-        if (tick && !settled()) tick();
-      }
-    } catch (...) {
-      reader_id_ = std::thread::id();
-      throw;
-    }
-    reader_id_ = std::thread::id();
-    start_reader();
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!wait(lock, std::max(0.0, deadline - now()), tick, [this] { return formed_; })) {
-    throw Failure("join-timeout",
-                  "this host's agent did not say by the deadline why the world has not formed");
-  }
 }
 
 Fields Client::info() {

@@ -19,6 +19,8 @@
 
 namespace commkit {
 
+constexpr double kTick = 0.1;  // between two looks at signals and deadlines
+
 // kind: join, join-timeout, died, mismatch, timeout, agent, usage.
 struct Failure : std::runtime_error {
   Failure(std::string k, const std::string& text) : std::runtime_error(text), kind(std::move(k)) {}
@@ -84,6 +86,7 @@ class Client {
   bool read_some();
   void broke(const std::string& why);
   bool settled();
+  void tell_next_agent(const std::string& why);
   void frame_in(uint16_t type, std::string_view payload);
   void send(uint16_t type, const std::string& payload, double timeout, const Tick& tick);
   // Waits until `ready` or the deadline (false).  Throws what ended the connection.
@@ -97,6 +100,9 @@ class Client {
   Answer request(uint16_t type, uint64_t id, const std::string& payload, double timeout,
                  const Tick& tick);
 
+  std::string agent_, program_;         // its name, and what starts it
+  std::function<std::string()> hello_;  // the first message to it
+  bool ended_ = false;                  // the agent, before the world had formed
   int fd_ = -1;
   int wake_ = -1;
   std::unique_ptr<std::thread> reader_;  // from the moment that the world has formed

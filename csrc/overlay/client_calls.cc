@@ -1,13 +1,89 @@
-// What a rank asks of the world through its agent: operations, keys, groups, leaving.
+// What a rank asks of its agent: that the world forms, operations, keys, groups, leaving.
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "net/loop.h"
+#include "net/stream.h"
 #include "overlay/client.h"
+#include "overlay/spawn.h"
 
 namespace commkit {
+
+namespace {
+
+constexpr double kFarewellSeconds = 1.0;
+
+}  // namespace
+
+// The agent has ended in the middle of the join, and perhaps before the root had heard of this
+// host; another rank that comes may have started the next one, which would then wait for us.
+void Client::tell_next_agent(const std::string& why) {
+  double deadline = now() + kFarewellSeconds;
+  Writer w;
+  w.str(why);
+  std::string words = hello_() + frame(kRankExiting, w.take());
+  try {
+    while (now() < deadline) {
+      int fd = connect_agent(agent_);
+      if (fd < 0 && start_agent(agent_, program_, deadline, nullptr)) fd = connect_agent(agent_);
+      if (fd < 0) {
+        usleep(2000);
+        continue;
+      }
+      // It may be the one that is ending: that one closes.
+      pollfd ready{fd, POLLIN, 0};
+      char byte;
+      ssize_t sent = ::send(fd, words.data(), words.size(), MSG_NOSIGNAL);
+      bool whole = sent == static_cast<ssize_t>(words.size());
+      bool taken = whole && (poll(&ready, 1, 50) != 1 || recv(fd, &byte, 1, MSG_PEEK) > 0);
+      ::close(fd);
+      if (taken) return;
+    }
+  } catch (const std::runtime_error&) {
+    // This rank's own error says what matters.
+  }
+}
+
+void Client::formed(double timeout, const Tick& tick) {
+  check_usable();
+  double deadline = now() + timeout + kGrace;
+  if (!reader_) {
+    // Until then nothing comes but this, and one thread is woken instead of two.
+    reader_id_ = std::this_thread::get_id();
+    try {
+      while (now() < deadline && !settled()) {
+        if (!wait_for_input(static_cast<int>(kTick * 1000)) || !read_some()) break;
+        if (tick && !settled()) tick();
+      }
+    } catch (...) {
+      reader_id_ = std::thread::id();
+      throw;
+    }
+    reader_id_ = std::thread::id();
+    start_reader();
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  bool in_time;
+  try {
+    in_time = wait(lock, std::max(0.0, deadline - now()), tick, [this] { return formed_; });
+  } catch (const Failure&) {
+    bool tell = ended_ && !program_.empty() && broken_kind_ == "agent";
+    lock.unlock();
+    if (tell) tell_next_agent("its agent had ended");
+    throw;
+  }
+  if (!in_time) {
+    throw Failure("join-timeout",
+                  "this host's agent did not say by the deadline why the world has not formed");
+  }
+}
 
 std::string Client::root_endpoint(double timeout, const Tick& tick) {
   check_usable();

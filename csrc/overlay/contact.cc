@@ -298,10 +298,7 @@ void Contact::dial(std::vector<SocketAddress> to) {
   bool ports = std::any_of(to.begin(), to.end(),
                            [&](const auto& one) { return one.port() != to.front().port(); });
   if (ports) terms_.answer_seconds = std::min(30.0, 0.5 * (1 << std::min(tries_, 6)));
-  // How old our ranks are by now: whether they belong to a join that has failed depends on it.
-  Hello hello = hello_;
-  hello.age_ms += static_cast<uint32_t>((now() - started_) * 1000);
-  dialer_ = Dialer::dial(loop_, std::move(to), std::move(hello), terms_, std::move(outcome));
+  dialer_ = Dialer::dial(loop_, std::move(to), hello_, terms_, std::move(outcome));
 }
 
 void publish_in_store(Loop& loop, const std::vector<SocketAddress>& store, const std::string& key,

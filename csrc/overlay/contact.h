@@ -1,6 +1,7 @@
 // How an agent finds the root and gets its attention: tries again, with back-off, until stopped.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,6 +30,8 @@ class Contact : public std::enable_shared_from_this<Contact> {
                                         Outcome outcome);
   ~Contact();
   void stop();
+  // One more rank has come: the age of the oldest tells to which attempt they belong.
+  void born(double at) { hello_.born = std::min(hello_.born, at); }
   // What is known so far, for progress and for the error at the deadline.
   std::string status() const;
 

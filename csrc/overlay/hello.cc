@@ -38,12 +38,14 @@ double jitter() {
 
 std::string Hello::encode(const std::string& nonce) const {
   Writer w;
+  // By now, since it may have been long in getting through.
+  double age = born > 0 ? std::clamp((now() - born) * 1000, 0.0, 4e9) : 0;
   w.u32(kMagic).u8(kind).str(job).str(host).str(release);
   w.u64(session).i32(index).i32(world_size).i32(local_size);
   w.str(machine)
       .u32(uid)
       .u32(pid)
-      .u32(age_ms)
+      .u32(static_cast<uint32_t>(age))
       .u8(secret ? 1 : 0)
       .strs(addresses)
       .u16(port)
@@ -74,7 +76,7 @@ Hello Hello::decode(std::string_view payload, std::string& nonce) {
   h.machine = r.str();
   h.uid = r.u32();
   h.pid = r.u32();
-  h.age_ms = r.u32();
+  h.born = now() - r.u32() / 1000.0;
   h.secret = r.u8() != 0;
   h.addresses = r.strs();
   h.port = r.u16();

@@ -50,7 +50,9 @@ struct Hello : HelloStart {
   std::string machine;      // boot id and network namespace: loopback addresses are good inside it
   uint32_t uid = 0;
   uint32_t pid = 0;
-  uint32_t age_ms = 0;  // contact: of the first rank's process
+  // Contact: when the process of its oldest rank started, on this process's monotonic clock; an age
+  // on the wire.  0: not told.
+  double born = 0;
   bool secret = false;  // the initiator will prove COMMKIT_SECRET, and asks for proof
   std::vector<std::string> addresses;  // numeric, best first
   uint16_t port = 0;
@@ -59,6 +61,12 @@ struct Hello : HelloStart {
   std::string agent() const { return machine + "/" + host + "/" + std::to_string(pid); }
   std::string encode(const std::string& nonce) const;
   static Hello decode(std::string_view payload, std::string& nonce);
+};
+
+// A connection whose hello has been verified, until it is given its place.
+struct Greeted {
+  StreamPtr stream;
+  Hello hello;
 };
 
 // Connects to the first of the given addresses that takes us in.

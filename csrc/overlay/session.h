@@ -74,11 +74,6 @@ struct Loss {
   static Loss decode(Reader& r);
 };
 
-struct WaitingChild {
-  StreamPtr stream;
-  Hello hello;
-};
-
 // Fences are operations of the agents' own: no rank's tag begins like this.
 constexpr const char* kFenceTag = "\1fence/";
 inline bool is_fence(const std::string& tag) { return tag.rfind(kFenceTag, 0) == 0; }
@@ -215,6 +210,7 @@ class Session {
   void child_may_return(const LinkPtr& link, const std::string& text);
   void link_frames(const LinkPtr& link);
   void link_frame(const LinkPtr& link, uint16_t type, std::string_view payload);
+  static LinkPtr accept(StreamPtr stream, const Hello& hello);
   void report(std::vector<HostReport> reports);
   void flush_reports();
   void count_in(const std::vector<HostReport>& reports);
@@ -329,7 +325,7 @@ class Session {
   std::map<int, RankPtr> ranks_;
   std::vector<RankPtr> extras_;  // claim a rank that is taken: told of the failure they cause
   std::vector<RankPtr> root_asked_;
-  std::vector<WaitingChild> early_;  // children that were told of us before we were
+  std::vector<Greeted> early_;  // children that were told of us before we were
   std::unique_ptr<RootState> root_;
   std::shared_ptr<Contact> contact_;
   StreamPtr root_stream_;  // the contact, until the parent is reached
@@ -384,6 +380,7 @@ class Session {
   RankSet dead_;
   std::set<std::string> open_groups_;
   std::map<std::string, RankSet> confirmed_;  // group -> local members that are connected
+  std::string root_said_;  // while it was not yet our parent: how far the join has come
   std::string farewell_;   // failed before the root was reached: what it is still to hear
   std::string announced_;  // the last loss that was announced as a death
   double leaving_since_ = 0, beat_due_ = 0;

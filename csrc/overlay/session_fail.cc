@@ -30,6 +30,7 @@ void Session::deadline_passed() {
   auto up = uplink();
   if (!up) {
     std::string why = contact_ ? contact_->status() : "the root has not answered";
+    if (!root_said_.empty()) why += "; it had said: " + root_said_;
     return fail("join-timeout", "the deadline passed while " + here + " waited: " + why);
   }
   deadline_said_ = true;

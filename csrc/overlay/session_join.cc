@@ -84,10 +84,8 @@ Hello Session::hello(HelloKind kind) const {
   h.release = release();
   h.uid = getuid();
   h.pid = static_cast<uint32_t>(getpid());
-  if (!ranks_.empty()) {
-    double age = now() - ranks_.begin()->second->born;
-    h.age_ms = static_cast<uint32_t>(std::clamp(age * 1000, 0.0, 4e9));
-  }
+  for (const auto& [rank, conn] : ranks_)
+    h.born = h.born > 0 ? std::min(h.born, conn->born) : conn->born;
   h.secret = !config_.secret.empty();
   h.addresses = agent_.addresses();
   h.port = agent_.port();
@@ -134,7 +132,9 @@ void Session::add_rank(const RankPtr& conn) {
       (config_.root_kind == RootKind::kLocal || config_.root_here == RootHere::kYes ||
        (config_.root_here == RootHere::kRankZero && conn->rank == 0))) {
     become_root();
-  } else if (!root_ && !contact_ && !root_stream_ && !parent_) {
+  } else if (contact_) {
+    contact_->born(conn->born);
+  } else if (!root_ && !root_stream_ && !parent_) {
     start_contact();
   }
   if (state_ != State::kJoining) return;
@@ -203,7 +203,9 @@ void Session::contact_frame(uint16_t type, std::string_view payload) {
     std::string kind = r.str(), text = r.str();
     return fail(kind, text);
   }
-  if (type == kProgress) return notice("progress", r.str());
+  if (type != kProgress) return;
+  root_said_ = r.str();
+  notice("progress", root_said_);
 }
 
 void Session::welcome(std::string_view payload) {
@@ -334,6 +336,16 @@ void Session::link_frames(const LinkPtr& link) {
 
 // ---------------------------------------------------------------- under a parent
 
+LinkPtr Session::accept(StreamPtr stream, const Hello& h) {
+  stream->send_frame(kAccepted, "");
+  auto link = std::make_shared<Link>();
+  link->stream = std::move(stream);
+  link->index = h.index;
+  link->host = h.host;
+  link->open = true;
+  return link;
+}
+
 void Session::add_child(StreamPtr stream, const Hello& h) {
   if (unplaced()) {
     early_.push_back({std::move(stream), h});
@@ -348,12 +360,7 @@ void Session::add_child(StreamPtr stream, const Hello& h) {
         std::to_string(h.index) + ", which is another");
     return stream->close();
   }
-  stream->send_frame(kAccepted, "");
-  auto link = std::make_shared<Link>();
-  link->stream = std::move(stream);
-  link->index = h.index;
-  link->host = h.host;
-  link->open = true;
+  LinkPtr link = accept(std::move(stream), h);
   children_[h.index] = link;
   link_frames(link);
   start_beats();
@@ -398,6 +405,7 @@ void Session::flush_reports() {
 
 void Session::go(uint64_t epoch, int hosts, int interior) {
   state_ = State::kFormed;
+  agent_.world_formed();
   epoch_ = epoch;
   hosts_ = hosts;
   interior_ = interior;

@@ -206,9 +206,15 @@ void Session::stop(const std::string& why) {
 }
 
 std::string Session::summary() const {
+  if (state_ == State::kFailed) return "the join before it failed: " + losses_.back();
   RankSet here;
   for (const auto& [rank, conn] : ranks_) {
     if (!conn->gone()) here.add(rank);
+  }
+  if (state_ == State::kJoining) {
+    return "host " + config_.host_name + " is not the root: of " +
+           std::to_string(config_.world_size) + " ranks it has " + here.named() +
+           "; missing: rank 0";
   }
   std::string text = "the previous world of this job (epoch " + std::to_string(epoch_) + ", " +
                      std::to_string(config_.world_size) + " ranks) is still alive";

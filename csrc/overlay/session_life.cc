@@ -345,6 +345,9 @@ void Session::rank_frame(const RankPtr& conn, uint16_t type, std::string_view pa
     case kRankExiting:
       conn->said_exit = true;
       conn->exit_reason = r.str();
+      // The others need not wait for its end, and it is not to be counted as one that has come.
+      if (state_ == State::kJoining && !conn->exit_reason.empty() && !conn->gone())
+        rank_ended(conn, "ended: " + conn->exit_reason);
       return;
     case kRankRoot:
       if (root_ && (agent_.listening() || config_.root_kind == RootKind::kLocal)) {

@@ -233,12 +233,7 @@ void Session::add_mesh(StreamPtr stream, const Hello& h) {
         ", which is connected already");
     return stream->close();
   }
-  stream->send_frame(kAccepted, "");
-  auto link = std::make_shared<Link>();
-  link->stream = std::move(stream);
-  link->index = h.index;
-  link->host = h.host;
-  link->open = true;
+  LinkPtr link = accept(std::move(stream), h);
   // Both sides may have dialled: each keeps sending on its own connection, so the order of requests
   // holds.
   if (!mesh_.emplace(h.index, link).second) mesh_.emplace(second_link(h.index), link);

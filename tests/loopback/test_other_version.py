@@ -77,15 +77,19 @@ def told(process):
     return json.loads(process.stdout.readline())
 
 
+def two_hosts_meet(job, ranks, root, member, root_seconds):
+    """What the root's rank waits for, and the other's; neither test would live to see 600 s."""
+    first = ranks.start(0, root, host=0, seconds=root_seconds)
+    listening(job)
+    return first, ranks.start(1, member, host=1, seconds=600)
+
+
 @pytest.mark.parametrize("newer", ["root", "other host"])
 def test_hosts_with_two_versions_fail_at_once_and_each_names_both(jobs, other, newer):
     root, member = (other, ROOT) if newer == "root" else (ROOT, other)
     at_root, at_member = (OTHER, MINE) if newer == "root" else (MINE, OTHER)
     with jobs([1, 1]) as job, Ranks(job) as ranks:
-        # Deadlines that the test would not live to see.
-        first = ranks.start(0, root, host=0, seconds=600)
-        listening(job)
-        second = ranks.start(1, member, host=1, seconds=600)
+        first, second = two_hosts_meet(job, ranks, root, member, 600)
         for kind, said in (told(first), told(second)):
             assert kind == "JoinError"
             assert f"host host-1 runs {at_member} and host host-0 runs {at_root}" in said
@@ -95,9 +99,7 @@ def test_hosts_with_two_versions_fail_at_once_and_each_names_both(jobs, other, n
 def test_with_a_secret_nothing_is_believed_but_the_deadline_s_error_tells_it(jobs, other):
     secret = {"COMMKIT_SECRET": "correct horse battery"}
     with jobs([1, 1], env=secret) as job, Ranks(job) as ranks:
-        first = ranks.start(0, ROOT, host=0, seconds=6)
-        listening(job)
-        second = ranks.start(1, other, host=1, seconds=600)
+        first, second = two_hosts_meet(job, ranks, ROOT, other, 6)
         kind, said = told(second)
         assert kind == "JoinError" and MINE in said and OTHER in said
         kind, said = told(first)

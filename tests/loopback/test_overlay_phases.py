@@ -165,11 +165,10 @@ def test_a_death_before_the_root_is_there(worlds):
     for victim, job in jobs:
         killed, words = kill(job, victim)
         check_all(job, victim, killed, words)
-        if victim[0] == "rank":
-            # A root that comes now still hears of it.
-            began = time.monotonic()
-            job.start(0, learns)
-            check(learned_by(job, 0), began, *words)
+        # A root that comes now still hears of it.
+        began = time.monotonic()
+        job.start(0, learns)
+        check(learned_by(job, 0), began, *words)
 
 
 # --- Some have joined ------------------------------------------------------------------------
@@ -269,11 +268,15 @@ def test_a_death_that_is_underway_when_the_world_forms(worlds):
     """host-1 reads of the death first, and then that there is an epoch."""
     jobs = worlds([("rank", 3), ("agent", 2)], [2, 1, 2], env=DEEP)
     stopped = chain_without_rank_1(jobs)
+    for rank in (3, 4):  # whose agent is killed would have a new one tell the root
+        jobs[1][1].kill(rank, signal.SIGSTOP)
     killed = [kill(job, victim) for victim, job in jobs]
     time.sleep(0.3)  # what host-2 has to say lies at host-1
     for _, job in jobs:
         job.start(1, learns)
         job.expect(0, 1)
+    for rank in (3, 4):
+        jobs[1][1].kill(rank, signal.SIGCONT)
     for pid, (_, words), (victim, job) in zip(stopped, killed, jobs, strict=True):
         os.kill(pid, signal.SIGCONT)
         check_all(job, victim, time.monotonic(), words)
@@ -304,7 +307,8 @@ def test_a_deadline_that_passes_while_the_world_forms_leaves_nobody_behind(world
     began = time.monotonic()
     for rank in (3, 4):
         job.start(rank, learns, 2.5)
-    until(lambda: ", parent 1" in job.log_text())
+    until(lambda: ", parent 1" in job.log_text() and "ranks 3-4 have come" in job.log_text())
+    time.sleep(0.3)
     between = job.agent_of(1)
     os.kill(between, signal.SIGSTOP)
     time.sleep(max(0.0, began + 3.0 - time.monotonic()))
@@ -365,6 +369,18 @@ def test_the_next_run_of_the_same_job_does_not_meet_the_one_that_was_killed(jobs
         assert [one.where for one in job.values()] == [""] * 4
 
 
+def join_that_fails(job):
+    """Ranks 0 and 1 of host-0, of which 1 is killed while rank 2 is missing; words that name it."""
+    for rank in (0, 1):
+        job.start(rank, learns)
+    until(lambda: "ranks 0-1 have come" in job.log_text(0))
+    time.sleep(0.3)
+    victim = ("rank", 1)
+    killed, words = kill(job, victim)
+    check_all(job, victim, killed, words, but=[2])
+    return words
+
+
 def test_a_host_that_looked_for_the_root_before_the_join_failed_hears_that_it_has(jobs):
     """Its first hello is older than the failure; the one that arrives says how old by now."""
     with jobs([2, 1]) as job:
@@ -373,13 +389,7 @@ def test_a_host_that_looked_for_the_root_before_the_join_failed_hears_that_it_ha
         time.sleep(0.2)
         late = job.agent_of(1)
         os.kill(late, signal.SIGSTOP)
-        for rank in (0, 1):
-            job.start(rank, learns)
-        until(lambda: "ranks 0-1 have come" in job.log_text(0))
-        time.sleep(0.3)
-        victim = ("rank", 1)
-        killed, words = kill(job, victim)
-        check_all(job, victim, killed, words, but=[2])
+        words = join_that_fails(job)
         time.sleep(0.5)
         os.kill(late, signal.SIGCONT)
         check(learned_by(job, 2), time.monotonic(), *words)
@@ -391,13 +401,35 @@ def test_a_host_whose_agent_was_starting_when_the_join_failed_hears_that_it_has(
     with jobs([2, 1]) as job:
         job.start(2, learns, agent=slow_agent[0])
         pid_of_start(tmp_path)
-        for rank in (0, 1):
-            job.start(rank, learns)
-        until(lambda: "ranks 0-1 have come" in job.log_text(0))
-        time.sleep(0.3)
-        victim = ("rank", 1)
-        killed, words = kill(job, victim)
-        check_all(job, victim, killed, words, but=[2])
+        words = join_that_fails(job)
         time.sleep(0.5)
         slow_agent[1].touch()
         check(learned_by(job, 2), time.monotonic(), *words)
+
+
+def joins_when_told(me):
+    me.meet()
+    return learns(me)
+
+
+def test_a_process_that_started_before_the_join_failed_and_speaks_after_it_hears_that_it_has(jobs):
+    with jobs([2, 1]) as job:
+        job.start(2, joins_when_told)
+        job.expect(2)
+        words = join_that_fails(job)
+        job.tell(2)
+        check(learned_by(job, 2), time.monotonic(), *words)
+
+
+@pytest.mark.parametrize("deadline", [1.0, 5.0])
+def test_a_process_that_started_after_the_join_failed_waits_for_the_next_and_knows_why(
+    jobs, deadline
+):
+    """When its deadline comes, the agent that knows has left, or has not."""
+    with jobs([2, 1]) as job:
+        words = join_that_fails(job)
+        time.sleep(0.1)
+        job.start(2, learns, deadline)
+        [late] = job.values(2)
+    assert late.kind == "JoinTimeout" and words[0] in late.text
+    assert "since the last join failed there" in late.text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import statistics
 import time
@@ -64,10 +65,12 @@ def check_world(job, began, killed, words, host, victim, story):
         where = f"{story}: rank {rank}: {one.kind} after {one.at - killed:.2f} s: {one.text!r}"
         assert one.where, f"{where}: was told nothing"
         if one.kind == "JoinTimeout":
-            # Before the root had heard of the victim: it is missing, or the root is.
+            # Before the root had heard of the victim: it is missing, or the root is.  Who came so
+            # late that it may be of the next attempt has heard at its root of the one that failed.
             late += 1
             names = [f"missing: rank{'s' if victim is None else ''}", "the root at", "did not say"]
-            assert any(name in one.text for name in names), where
+            names += [f"the last join failed there .*{word}" for word in (*words, f"host-{host}")]
+            assert any(re.search(name, one.text) for name in names), where
             assert one.at - began < DEADLINE + ANSWER_SECONDS + 3 + SLACK_SECONDS, where
             continue
         # A host that has lost its agent is named by its ranks, too.
@@ -80,8 +83,6 @@ def check_world(job, began, killed, words, host, victim, story):
     return late
 
 
-# Random: `--slow` runs it, or a seed by --sweep-seed.
-@pytest.mark.slow
 def test_whoever_is_killed_whenever_nobody_hangs_and_all_know(jobs, request):
     worlds = request.config.getoption("--sweep-worlds")
     seed = request.config.getoption("--sweep-seed") or random.randrange(1 << 32)
