@@ -65,8 +65,12 @@ enum Msg : uint16_t {
   kOpUp = 83,       // tag, OpKind, i32 peer, RankSet arrived, body
   kOpExpired = 84,  // tag
   kProbed = 85,     // probe id, ProbeAnswer
-  kLeaving = 86,    // dump of the keys held
+  kLeaving = 86,  // dump of the keys held, list of (i32 index, host, RankSet): children handed over
+                  // (none: no list)
   kTableAsk = 87,
+  kHandover = 88,     // -: take my children and keys
+  kParentReady = 89,  // text: why the new parent cannot be reached; "": it has been
+  kMoved = 90,        // -: the last word to an old parent, but about keys and probes
 
   // down the tree
   kGo = 96,           // epoch, i32 hosts, i32 interior agents
@@ -77,7 +81,10 @@ enum Msg : uint16_t {
   kOpFailDown = 101,  // tag, kind, text
   kProbe = 102,       // probe id, ProbeKind, tag
   kLeavingAck = 103,
-  kTable = 104,  // the root's list of hosts, for interior agents that asked
+  kTable = 104,      // the root's list of hosts, for interior agents that asked
+  kTakeOver = 105,   // machine, addresses, port: where the children can come
+  kNewParent = 106,  // i32 index, host, machine, addresses, port
+  kMove = 107,       // -: to the new parent
 
   // along the tree, either way
   kKeyRequest = 112,  // id, KvRequest
@@ -85,6 +92,7 @@ enum Msg : uint16_t {
   kKeyCancel = 114,   // id
   kKeyMoved = 116,    // id: the owner is leaving, ask again
   kBeat = 115,
+  kStay = 117,  // -: children stay where they are
 };
 
 enum OpKind : uint8_t { kGather = 1, kBroadcast = 2, kAgree = 3 };

@@ -34,6 +34,7 @@ struct RankConn : std::enable_shared_from_this<RankConn> {
   std::map<std::string, RankSet> groups;  // connected groups, and their members
   std::map<uint64_t, uint64_t> keys;      // the rank's request id -> the session's
   uint64_t leave_timer = 0;
+  double leave_until = 0;  // what it waits for, on the monotonic clock
 
   bool gone() const { return left || ended; }
 };

@@ -8,7 +8,8 @@
 // session_join.cc: joining as every agent sees it.  session_root.cc: as the root does.
 // session_fail.cc: deadlines, progress, failure.  session_ops.cc: gather, broadcast, agree, probes.
 // session_keys.cc: keys.  session_routes.cc: the way to their owners.  session_life.cc: messages,
-// heartbeats, losses.  session_leave.cc: leaving, the end.
+// heartbeats, losses.  session_leave.cc: leaving, the end.  session_handover.cc: leaving before the
+// agents below.
 #pragma once
 
 #include <deque>
@@ -46,6 +47,10 @@ struct Link {
   bool acked = false;   // mesh and parent: has confirmed that we leave
   bool broken = false;  // mesh: could not be reached, the tree is used instead
   bool open = false;
+  bool ready = false;  // child: has reached our parent, to whom it could go
+  bool moved = false;  // child: has gone to our parent
+  bool waits = false;  // what it says is held until its time has come
+  std::vector<std::pair<uint16_t, std::string>> held;
   std::vector<std::string> queued;  // mesh: frames to send once open
   std::shared_ptr<Dialer> dialer;
   double heard = 0;
@@ -167,6 +172,7 @@ class Session {
   struct Probe {
     ProbeKind kind = kProbeOp;
     std::string tag;
+    LinkPtr from;  // null: asked here
     int waiting = 0;
     ProbeAnswer answer;
     std::function<void(ProbeAnswer&&)> done;
@@ -222,6 +228,7 @@ class Session {
   void deliver_formed();
   std::string missing_text() const;
   std::string own_address() const;
+  std::vector<std::string> addresses_at(int fd) const;
   StreamPtr uplink() const { return parent_ ? parent_->stream : root_stream_; }
   std::string where(int rank) const;
   Hello hello(HelloKind kind) const;
@@ -240,6 +247,7 @@ class Session {
   void rank_op(const RankPtr& conn, std::string_view payload);
   void contribute(const std::string& tag, Op& op, int rank, std::string payload,
                   std::string description);
+  void send_op_up(const std::string& tag, Op& op);
   void merge_class(Op& op, const Op::Class& c);
   void advance(const std::string& tag);
   void op_up(const LinkPtr& link, std::string_view payload);
@@ -303,6 +311,31 @@ class Session {
   RankSet absent() const;
   void advance_fences();
 
+  // session_handover.cc
+  enum class Handover { kNone, kAsked, kPreparing, kMoving };
+  bool ranks_have_gone() const;
+  bool subtree_has_left() const;
+  void told_to_leave(const RankPtr& conn, bool open);
+  void release_leaves();
+  void hand_over_in(double seconds = -1);
+  void ask_handover();
+  void take_over_answered(std::string_view payload);
+  void parent_ready(const LinkPtr& link, const std::string& why);
+  void child_moved(const LinkPtr& link);
+  void advance_handover();
+  void call_off(const std::string& why);
+  void handover_asked(const LinkPtr& link);
+  bool adopts(int index) const;
+  void promise_over(int index);
+  void adopt(const LinkPtr& from, Reader& r);
+  void new_parent(const LinkPtr& link, std::string_view payload);
+  void say_parent_ready(const std::string& why);
+  void drop_new_parent();
+  void move();
+  void old_parent_left();
+  void stay(const LinkPtr& link);
+  void read_held(const LinkPtr& link);
+
   // session_life.cc
   void start_beats();
   void beat();
@@ -341,10 +374,17 @@ class Session {
     std::string payload;
   };
   std::vector<AheadOfUs> ahead_;
-  std::vector<HostReport> reports_;  // not yet sent up
-  std::set<int> reported_;           // local ranks already reported
+  Handover handover_ = Handover::kNone;
+  std::set<int> promised_;           // children whose children we are about to take over
+  std::map<int, LinkPtr> adopted_;   // those, until their parent leaves
+  LinkPtr new_parent_, old_parent_;  // while our parent hands us over
+  std::shared_ptr<Dialer> new_parent_dialer_;
+  std::vector<std::pair<RankPtr, bool>> held_leaves_;  // and whether their fences were open
+  std::vector<HostReport> reports_;                    // not yet sent up
+  std::set<int> reported_;                             // local ranks already reported
   Loop::TimerId report_timer_ = 0, deadline_timer_ = 0, progress_timer_ = 0, beat_timer_ = 0,
-                end_timer_ = 0, bind_timer_ = 0, root_back_timer_ = 0;
+                end_timer_ = 0, bind_timer_ = 0, root_back_timer_ = 0, handover_timer_ = 0,
+                hold_timer_ = 0;
   double first_deadline_ = 0, report_at_ = 0;
   bool deadline_said_ = false;
 

@@ -114,12 +114,14 @@ void Session::fail(const std::string& kind, const std::string& text) {
   if (state_ == State::kFailed) return;
   bool joining = state_ == State::kJoining;
   state_ = State::kFailed;
+  release_leaves();
   log("failed (" + kind + "): " + text);
   losses_.push_back(text);
   Writer w;
   w.str(kind).str(text);
   std::string payload = w.take();
   to_children(kFailDown, payload);
+  for (auto& [index, link] : adopted_) link->stream->send_frame(kFailDown, payload);
   std::set<std::string> told;
   for (auto& [rank, conn] : ranks_) extras_.push_back(conn);
   for (auto& conn : extras_) {
@@ -127,8 +129,8 @@ void Session::fail(const std::string& kind, const std::string& text) {
     conn->left = true;
     told.insert("pid " + std::to_string(conn->pid));
   }
-  for (auto id :
-       {deadline_timer_, progress_timer_, report_timer_, end_timer_, bind_timer_, root_back_timer_})
+  for (auto id : {deadline_timer_, progress_timer_, report_timer_, end_timer_, bind_timer_,
+                  root_back_timer_, handover_timer_})
     loop_.cancel(id);
   if (contact_ && kind == "join") {
     // The others wait for our ranks: the root must hear that they will not come.

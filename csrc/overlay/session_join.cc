@@ -27,7 +27,7 @@ Session::Session(Agent& agent, const Config& config)
 
 Session::~Session() {
   for (auto id : {report_timer_, deadline_timer_, progress_timer_, beat_timer_, end_timer_,
-                  bind_timer_, loss_timer_, root_back_timer_}) {
+                  bind_timer_, loss_timer_, root_back_timer_, handover_timer_, hold_timer_}) {
     loop_.cancel(id);
   }
   for (auto& [rank, conn] : ranks_) loop_.cancel(conn->leave_timer);
@@ -38,8 +38,11 @@ Session::~Session() {
   if (contact_) contact_->stop();
   if (parent_dialer_) parent_dialer_->stop();
   if (root_stream_) root_stream_->close_when_sent();
-  if (parent_ && parent_->stream) parent_->stream->close_when_sent();
-  for (auto* links : {&children_, &mesh_}) {
+  drop_new_parent();
+  for (auto& link : {parent_, old_parent_}) {
+    if (link) link->stream->close_when_sent();
+  }
+  for (auto* links : {&children_, &mesh_, &adopted_}) {
     for (auto& [index, link] : *links) {
       if (link->dialer) link->dialer->stop();
       if (link->stream) link->stream->close_when_sent();
@@ -280,13 +283,8 @@ void Session::listen(double until, std::function<void()> then) {
     });
     return;
   }
-  // Where the route to the root leaves from is the best address to give to others.
-  std::vector<std::string> addresses = agent_.addresses();
-  std::string mine = SocketAddress::local_of(up->fd()).unmapped().ip();
-  addresses.erase(std::remove(addresses.begin(), addresses.end(), mine), addresses.end());
-  addresses.insert(addresses.begin(), mine);
   Writer w;
-  w.strs(addresses).u16(agent_.port());
+  w.strs(addresses_at(up->fd())).u16(agent_.port());
   up->send_frame(kListens, w.take());
   then();
 }
@@ -310,6 +308,15 @@ void Session::joined_parent(StreamPtr stream, int parent_index, const std::strin
   if (state_ == State::kJoining && deadline_said_) deadline_passed();
 }
 
+// Where the route to another agent leaves from is the best address to give to others.
+std::vector<std::string> Session::addresses_at(int fd) const {
+  std::vector<std::string> addresses = agent_.addresses();
+  std::string mine = SocketAddress::local_of(fd).unmapped().ip();
+  addresses.erase(std::remove(addresses.begin(), addresses.end(), mine), addresses.end());
+  addresses.insert(addresses.begin(), mine);
+  return addresses;
+}
+
 // The address from which this host reaches the others: the best to give to a transport, too.
 std::string Session::own_address() const {
   if (parent_) return SocketAddress::local_of(parent_->stream->fd()).unmapped().ip();
@@ -327,6 +334,7 @@ void Session::link_frames(const LinkPtr& link) {
     auto self = weak.lock();
     if (!self) return;
     self->heard = now();
+    if (self->waits) return self->held.emplace_back(type, payload), void();
     link_frame(self, type, payload);
   });
   link->stream->on_close([this, weak](const std::string& why) {
@@ -361,7 +369,8 @@ void Session::add_child(StreamPtr stream, const Hello& h) {
     return stream->close();
   }
   LinkPtr link = accept(std::move(stream), h);
-  children_[h.index] = link;
+  link->waits = adopts(h.index);
+  (link->waits ? adopted_ : children_)[h.index] = link;
   link_frames(link);
   start_beats();
 }

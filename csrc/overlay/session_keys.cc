@@ -3,7 +3,7 @@
 // A key "commkit:<rank>/..." belongs to the agent of that rank; any other key to an interior agent
 // by hash. A leaf asks its parent; interior agents know every host's place and reach one another
 // directly, so a request takes at most three hops.  An agent that leaves hands its keys to its
-// parent, which then owns them.
+// parent, which then owns them, and what is left of its subtree too (session_handover.cc).
 //
 // Waits for one key are merged at every agent: one goes on, its answer goes to all.  Reads are not
 // merged: a merged read could return what was there before a write that its reader already knows

@@ -85,6 +85,7 @@ void Session::fence_open(const std::string& group) {
 
 void Session::rank_leave(const RankPtr& conn, double timeout) {
   conn->leaving = true;
+  conn->leave_until = now() + timeout;
   loop_.cancel(conn->leave_timer);
   std::weak_ptr<RankConn> weak = conn;
   conn->leave_timer = loop_.after(timeout, [this, weak] {
@@ -111,9 +112,7 @@ void Session::try_leave(const RankPtr& conn, bool late) {
   }
   agent_.drop_store(conn->token, false, "its rank has left");
   for (auto& [theirs, mine] : std::exchange(conn->keys, {})) cancel_call(mine);
-  Writer w;
-  w.u8(open ? 1 : 0);
-  conn->stream->send_frame(kLeft, w.take());
+  told_to_leave(conn, open);
   advance_fences();
   check_over();
 }
@@ -125,12 +124,14 @@ void Session::child_leaving(const LinkPtr& link, std::string_view payload) {
     // In leaving, too: a child leaves before its parent, but for a parent whose table is already
     // given away.  A child whose keys cannot be read has not left: it is lost.
     if (!keys.empty()) keys_.restore(keys);
+    adopt(link, r);
     link->left = true;
   }
   gone_.insert(link->index);
   // What it has not answered it will answer, or give back: to ask again would do things twice.
   link->stream->send_frame(kLeavingAck, "");
   advance_fences();
+  advance_handover();
   check_over();
 }
 
@@ -140,13 +141,8 @@ void Session::check_over() {
   // left to wait for it, nor for whom it could wait.
   if (state_ == State::kFailed) return contact_ ? void() : over();
   if (leaving_) return;
-  for (const auto& [rank, conn] : ranks_) {
-    if (!conn->gone()) return;
-  }
-  if (state_ != State::kFormed) return;
-  for (const auto& [index, link] : children_) {
-    if (!link->left) return;
-  }
+  if (state_ != State::kFormed || !ranks_have_gone()) return;
+  if (!subtree_has_left()) return hand_over_in();
   if (root_) return over();
   start_leaving();
 }
@@ -154,10 +150,17 @@ void Session::check_over() {
 void Session::start_leaving() {
   leaving_ = true;
   flush_losses();
+  std::vector<LinkPtr> handed;
+  for (auto& [index, link] : children_) {
+    if (!link->left) handed.push_back(link);
+  }
   Writer w;
-  w.str(keys_.dump());
-  std::string dump = w.take();
-  parent_->stream->send_frame(kLeaving, dump);
+  w.str(keys_.dump()).u32(static_cast<uint32_t>(handed.size()));
+  for (const auto& link : handed) {
+    w.i32(link->index).str(link->host);
+    link->ranks.encode(w);
+  }
+  parent_->stream->send_frame(kLeaving, w.take());
   Writer none;
   none.str("");
   std::string empty = none.take();
@@ -192,6 +195,7 @@ void Session::finish_leaving() {
 void Session::over() {
   if (over_) return;
   over_ = true;
+  release_leaves();
   log("epoch " + std::to_string(epoch_) + " is over here");
   agent_.session_over();
 }

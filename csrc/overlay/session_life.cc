@@ -24,6 +24,9 @@ bool may_say(uint16_t type, bool parent, bool child) {
     case kProbed:
     case kTableAsk:
     case kListens:
+    case kHandover:
+    case kParentReady:
+    case kMoved:
       return child;
     case kGo:
     case kFailDown:
@@ -33,6 +36,9 @@ bool may_say(uint16_t type, bool parent, bool child) {
     case kOpFailDown:
     case kProbe:
     case kTable:
+    case kTakeOver:
+    case kNewParent:
+    case kMove:
       return parent;
     case kLeaving:
       return !parent;
@@ -47,7 +53,8 @@ bool may_say(uint16_t type, bool parent, bool child) {
 
 void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view payload) {
   auto child = children_.find(link->index);
-  if (!may_say(type, link == parent_, child != children_.end() && child->second == link)) {
+  bool parent = link == parent_ || link == old_parent_;
+  if (!may_say(type, parent, child != children_.end() && child->second == link)) {
     throw BadFrame("a message of type " + std::to_string(type) + ", which is not for it to send");
   }
   Reader r(payload);
@@ -146,6 +153,20 @@ void Session::link_frame(const LinkPtr& link, uint16_t type, std::string_view pa
       return key_cancel(link, payload);
     case kKeyMoved:
       return key_moved(link, payload);
+    case kHandover:
+      return handover_asked(link);
+    case kTakeOver:
+      return take_over_answered(payload);
+    case kNewParent:
+      return new_parent(link, payload);
+    case kParentReady:
+      return parent_ready(link, r.str());
+    case kMove:
+      return move();
+    case kMoved:
+      return child_moved(link);
+    case kStay:
+      return stay(link);
     default:
       log(link->stream->peer() + " sent a message of unknown type " + std::to_string(type));
   }
@@ -160,13 +181,15 @@ void Session::start_beats() {
 void Session::beat() {
   std::vector<LinkPtr> links;
   for (auto& [index, link] : children_) links.push_back(link);
+  for (const auto& [index, link] : adopted_) links.push_back(link);
   if (parent_) links.push_back(parent_);
+  if (new_parent_) links.push_back(new_parent_);
   std::vector<LinkPtr> silent;
   // This process itself stood still: what the others sent meanwhile has not been read yet.
   double late = now() - beat_due_;
   bool stalled = late > config_.heartbeat / 4;
   for (auto& link : links) {
-    if (link->left || !link->stream || link->stream->closed()) continue;
+    if (link->left || link->moved || !link->stream || link->stream->closed()) continue;
     link->stream->send_frame(kBeat, "");
     if (stalled) link->heard += late;
     if (now() - link->heard > config_.heartbeat) silent.push_back(link);
@@ -183,6 +206,12 @@ void Session::beat() {
 
 void Session::link_lost(const LinkPtr& link, const std::string& why) {
   if (state_ == State::kFailed || over_) return;
+  if (link == old_parent_) return old_parent_left();
+  if (link == new_parent_) return new_parent_.reset();
+  if (auto it = adopted_.find(link->index); it != adopted_.end() && it->second == link) {
+    adopted_.erase(it);
+    return;
+  }
   if (link == parent_) {
     if (leaving_) {
       // It has left as well, or is gone: nobody is left to whom our keys could matter.
@@ -199,7 +228,8 @@ void Session::link_lost(const LinkPtr& link, const std::string& why) {
     if (child != children_.end() && child->second != link) return;  // it has come again
   }
   cancel_calls_of(link);
-  if (link->left) return reroute(link);
+  promise_over(link->index);
+  if (link->left || link->moved) return reroute(link);
   link->left = true;
   std::string text = "host " + link->host + " with " +
                      (link->ranks.empty() ? std::string("no ranks yet") : link->ranks.named()) +
@@ -213,6 +243,7 @@ void Session::link_lost(const LinkPtr& link, const std::string& why) {
   if (state_ == State::kJoining) return fail_join("join", text + ", while joining");
   lose({link->ranks, {text}});
   reroute(link);
+  advance_handover();
   check_over();
 }
 

@@ -136,6 +136,12 @@ void Session::advance(const std::string& tag) {
                          std::to_string(kMostGathered) + " can be gathered");
   }
   if (root_) return finish(tag, op);
+  send_op_up(tag, op);
+  // A gather's result comes back only to the receiver's host.
+  if (op.kind == kGather && op.peer >= 0 && !subtree().contains(op.peer)) close_op(tag);
+}
+
+void Session::send_op_up(const std::string& tag, Op& op) {
   Writer w;
   w.str(tag).u8(op.kind).i32(op.peer);
   op.arrived.encode(w);
@@ -147,8 +153,6 @@ void Session::advance(const std::string& tag) {
     for (const auto& c : op.classes) w.str(c.digest).str(c.description).i32(c.count).i32(c.first);
   }
   parent_->stream->send_frame(kOpUp, w.take());
-  // A gather's result comes back only to the receiver's host.
-  if (op.kind == kGather && op.peer >= 0 && !subtree().contains(op.peer)) close_op(tag);
 }
 
 void Session::op_up(const LinkPtr& link, std::string_view payload) {
@@ -360,7 +364,7 @@ void Session::probe(ProbeKind kind, const std::string& tag,
   probe_down(nullptr, w.take());
 }
 
-void Session::probe_down(const LinkPtr&, std::string_view payload) {
+void Session::probe_down(const LinkPtr& from, std::string_view payload) {
   Reader r(payload);
   uint64_t id = r.u64();
   auto kind = static_cast<ProbeKind>(r.u8());
@@ -369,6 +373,7 @@ void Session::probe_down(const LinkPtr&, std::string_view payload) {
   if (probe.waiting > 0) return;  // asked already
   probe.kind = kind;
   probe.tag = tag;
+  probe.from = from;
   if (kind == kProbeOp) {
     bool closed = std::find(closed_ops_.begin(), closed_ops_.end(), tag) != closed_ops_.end();
     auto op = ops_.find(tag);
@@ -420,7 +425,7 @@ void Session::probe_answered(uint64_t id) {
   w.u64(id);
   probe.answer.arrived.encode(w);
   w.i64(probe.answer.number).u8(probe.answer.complete ? 1 : 0).strs(probe.answer.keys);
-  parent_->stream->send_frame(kProbed, w.take());
+  probe.from->stream->send_frame(kProbed, w.take());
 }
 
 }  // namespace commkit

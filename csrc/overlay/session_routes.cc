@@ -99,12 +99,12 @@ LinkPtr Session::toward(int index) {
   return link->broken ? tree_hop(hop) : link;
 }
 
+// Agents on the way may have left and handed their children over: the next that is known counts.
 LinkPtr Session::tree_hop(int index) {
-  for (int parent = parent_of(index); index > 0; index = parent, parent = parent_of(index)) {
-    if (parent != index_) continue;
+  for (; index > 0; index = parent_of(index)) {
     auto it = children_.find(index);
-    if (it != children_.end()) return it->second;
-    break;
+    if (it == children_.end()) continue;
+    return !it->second->left ? it->second : leaving_ ? parent_ : nullptr;
   }
   return parent_;
 }

@@ -293,7 +293,8 @@ class World {
     uint8_t what = in_.u8();
     Peer* peer = peers_.empty() ? nullptr : peers_[in_.below(peers_.size())].get();
     if (what < 170 && peer != nullptr) {
-      const Grammar& message = kMessages[what % kMessageCount];
+      const Grammar& message = what < 4 * kMessageCount ? kMessages[what % kMessageCount]
+                                                        : kHandovers[what % kHandoverCount];
       peer->say(message.type, payload(in_, message.fields, outside().port));
     } else if (what < 190 && peer != nullptr) {
       peer->say(store_request());

@@ -147,6 +147,13 @@ constexpr Grammar kMessages[] = {
 };
 constexpr size_t kMessageCount = sizeof kMessages / sizeof kMessages[0];
 
+// In a list of their own: inputs that are kept mean by a number what they meant before.
+constexpr Grammar kHandovers[] = {{commkit::kLeaving, "D[isR]"}, {commkit::kHandover, ""},
+                                  {commkit::kParentReady, "s"},  {commkit::kMoved, ""},
+                                  {commkit::kTakeOver, "s[a]h"}, {commkit::kNewParent, "iss[a]h"},
+                                  {commkit::kMove, ""},          {commkit::kStay, ""}};
+constexpr size_t kHandoverCount = sizeof kHandovers / sizeof kHandovers[0];
+
 inline std::string text(Input& in) {
   static const char* const texts[] = {"",   "a",           "k",           "t1",       "t2#0",
                                       "g",  "commkit:0/x", "commkit:1/x", "h3",       "commkit:3/x",
