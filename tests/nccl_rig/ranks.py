@@ -27,10 +27,17 @@ import torch  # noqa: E402
 import torch_jobs  # noqa: E402
 
 DEVICES = 8
+_preloaded = ["torch", "torch.nn.parallel", "commkit.api"]
+
+
+def preload(*modules: str) -> None:
+    """Has them imported once, before ranks are forked; a test module says so as it is imported."""
+    _preloaded.extend(modules)
+    torch_jobs._context.set_forkserver_preload(_preloaded)
+
+
 # What a mesh imports when it is first used takes a second a rank.
-torch_jobs._context.set_forkserver_preload(
-    ["torch", "torch.nn.parallel", "torch.distributed.tensor", "commkit.api"]
-)
+preload("torch.distributed.tensor")
 
 
 def backend() -> str:

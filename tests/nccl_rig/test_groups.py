@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import ranks
 import torch
@@ -115,6 +117,16 @@ def test_every_pair_of_ranks_can_be_a_group_and_groups_end_singly():
         assert totals == {(one, two): one + two + 2.0 for one, two in totals}
         assert len(totals) == calls["created"] == 3
         assert calls["destroy"] + calls["abort"] == 2
+
+
+def _later():
+    with begun("commkit"):
+        time.sleep(2.5)  # torch's monitor asks the store for its own keys every second
+        return _sum(dist.new_group())
+
+
+def test_the_store_outlives_the_questions_of_nccls_heartbeat_monitor():
+    assert [result.value for result in ranks.run_ranks(2, _later)] == [3.0, 3.0]
 
 
 def _again(times):
