@@ -67,6 +67,17 @@ def test_a_bound_device_makes_every_rank_split_for_every_group(size, start):
         assert after["get_unique_id"] <= 1
 
 
+@pytest.mark.parametrize("start", ["stock bound", "commkit bound"])
+def test_torch_polls_communicators_that_do_not_block(start):
+    env = {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1", "NCCL_RIG_INIT_MS": "100"}
+    for result in ranks.run_ranks(4, _two_groups, start, env=env):
+        before, created, after, right = result.value
+        assert right
+        assert _increase("split", before, created) <= 2
+        assert after["created"] == 2
+        assert after["failed"] == 0
+
+
 def _split_group():
     with begun("stock bound"):
         before = ranks.calls()
