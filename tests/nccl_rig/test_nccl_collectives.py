@@ -6,7 +6,7 @@ import os
 import warnings
 
 import pytest
-import ranks
+import rig_ranks as ranks
 import torch
 import torch.distributed as dist
 from torch.distributed import P2POp, ReduceOp

@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 
 import pytest
-import ranks
+import rig_ranks as ranks
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group, _get_default_store

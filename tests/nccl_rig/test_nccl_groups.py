@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-import ranks
+import rig_ranks as ranks
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 
 import pytest
-import ranks
+import rig_ranks as ranks
 import torch
 import torch.distributed as dist
 

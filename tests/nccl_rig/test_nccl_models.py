@@ -6,7 +6,7 @@ import copy
 
 import arithmetic
 import pytest
-import ranks
+import rig_ranks as ranks
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import ranks
+import rig_ranks as ranks
 import torch.distributed as dist
 
 import commkit
