@@ -27,7 +27,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
-from commkit import groups, launch, overlay
+from commkit import devices, groups, launch, overlay
 from commkit.environ import Exported, check_gloo_interface, described
 from commkit.errors import CommkitError, DigestMismatch, LaunchError, RankDied, UsageError
 from commkit.groups import (
@@ -177,6 +177,7 @@ def init_process_group(
     try:
         live.exported.add(_variables(world, names))
         with world.creating():
+            devices.claim(world, device_id)
             base = open_store(world, deadline - time.monotonic(), settings=settings)
             # A death from now on breaks the waits of this store; one before it would not.
             if failures := world.failures():
@@ -345,6 +346,7 @@ def _check_backend(backend: str | None, device_id: torch.device | int | None) ->
             f"backend={backend!r} needs a GPU and torch sees none "
             f"({described('CUDA_VISIBLE_DEVICES')}); make one visible or use gloo"
         )
+    devices.check_bound(device_id)
     return names
 
 

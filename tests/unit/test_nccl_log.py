@@ -29,8 +29,14 @@ def test_lines_of_old_and_new_versions_are_read_and_torn_ones_left_out():
     assert "alloc" not in found[0].parts
     assert found[1].parts["kernels"] == 2.81
     assert found[2].parts == {
-        **{"kernels": 0.18, "alloc": 0.04, "bootstrap": 0.93, "allgathers": 0.0, "topo": 0.0},
-        **{"graphs": 0.0, "connections": 0.0, "rest": 0.0},
+        "kernels": 0.18,
+        "alloc": 0.04,
+        "bootstrap": 0.93,
+        "allgathers": 0.0,
+        "topo": 0.0,
+        "graphs": 0.0,
+        "connections": 0.0,
+        "rest": 0.0,
     }
 
 

@@ -1,0 +1,62 @@
+"""The GPU that a rank binds: it must exist, and be nobody else's."""
+
+from __future__ import annotations
+
+import torch
+
+from commkit.environ import described
+from commkit.errors import LaunchError
+from commkit.overlay import World, native_errors
+
+#: Seconds for the one question that is asked of the agents.
+_PATIENCE = 60.0
+
+
+def check_bound(device_id: torch.device | int | None) -> None:
+    """Raises LaunchError if init_process_group's device_id is a CUDA device that is not visible."""
+    index = _index(device_id)
+    if index is None:
+        return
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        sees = "none" if not count else "only cuda:0" if count == 1 else f"cuda:0 to {count - 1}"
+        raise LaunchError(
+            f"device_id={device_id!r}: this process sees {sees} "
+            f"({described('CUDA_VISIBLE_DEVICES')}, {described('LOCAL_RANK')}); bind a visible one"
+        )
+
+
+def claim(world: World, device_id: torch.device | int | None) -> None:
+    """Takes a CUDA device for this rank until the world ends.
+
+    Raises LaunchError if another rank has bound the same one, of whatever number: NCCL refuses two
+    ranks on a device, but does not say which.
+    """
+    index = _index(device_id)
+    uuid = (
+        getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        if index is not None
+        else None
+    )
+    if uuid is None:
+        return
+    me = world.identity.rank
+    mine = f"{me} as cuda:{index} on host {world.spec.host.override or world.spec.host.hostname}"
+    with native_errors():
+        owner = world.keys.compare_set(
+            f"device/{uuid}".encode(), b"", mine.encode(), _PATIENCE
+        ).decode()
+    if owner != mine:
+        raise LaunchError(
+            f"rank {me} binds cuda:{index} (UUID {uuid}), which rank {owner} has bound already; "
+            f"give each rank a device of its own, as torch.device('cuda', LOCAL_RANK) "
+            f"({described('LOCAL_RANK')}, {described('CUDA_VISIBLE_DEVICES')})"
+        )
+
+
+def _index(device_id: torch.device | int | None) -> int | None:
+    if isinstance(device_id, int) and not isinstance(device_id, bool):
+        return device_id if torch.cuda.is_available() else None
+    if isinstance(device_id, torch.device) and device_id.type == "cuda":
+        return device_id.index  # None is torch's own error
+    return None
