@@ -44,7 +44,7 @@ def claim(world: World, device_id: torch.device | int | None) -> None:
     mine = f"{me} as cuda:{index} on host {world.spec.host.override or world.spec.host.hostname}"
     with native_errors():
         owner = world.keys.compare_set(
-            f"device/{uuid}".encode(), b"", mine.encode(), _PATIENCE
+            f"device/{world.spec.host.key}/{uuid}".encode(), b"", mine.encode(), _PATIENCE
         ).decode()
     if owner != mine:
         raise LaunchError(

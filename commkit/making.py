@@ -90,7 +90,11 @@ class Joined:
         """This rank's part of a group exists; `waited`: that of the others as well."""
         if len(group.ranks) > 1:
             self.world.connected(group.name, group.ranks)
-            if not waited:
+            # Of a group of the whole world one rank asks for the others: it has to ask them singly.
+            asks = (
+                len(group.ranks) < self.world.identity.world_size or self.world.identity.rank == 0
+            )
+            if not waited and asks:
                 self.stragglers.expect(group)
 
     def meet(self, group: Entry, timeout: timedelta) -> None:

@@ -199,7 +199,7 @@ class World:
             self._client.connected(group, list(members))
 
     def complete(self, group: str, members: Sequence[int], timeout: float = 5.0) -> bool:
-        """Whether all members have called connected(group, members)."""
+        """Whether all members, fewer than the world's ranks, have called connected(...)."""
         with native_errors():
             return self._client.check([_fence_key(group, members)], timeout)
 
@@ -208,6 +208,8 @@ class World:
 
         Raises OverlayTimeout at the deadline, RankDied as soon as anybody is reported lost.
         """
+        if len(members) == self.spec.world_size:
+            return self.barrier(tag=f"meet/{group}", timeout=timeout)
         deadline = time.monotonic() + timeout
         self.connected(group, members)
         while True:

@@ -88,7 +88,8 @@ def _variables(rank: int, log_dir: Path | None) -> dict[str, str]:
     if not rig.active():
         return {}
     counters = {"NCCL_RIG_COUNTERS": str(log_dir)} if log_dir else {}
-    return {"NCCL_HOSTID": f"host-{rank // DEVICES}", **counters}
+    host = f"host-{rank // DEVICES}"
+    return {"NCCL_HOSTID": host, "COMMKIT_HOST_ID": host, **counters}
 
 
 def run_ranks(

@@ -1,0 +1,219 @@
+"""commkit's groups over NCCL: which communicators are made, by whom, and when."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import pytest
+import rig_ranks as ranks
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import commkit
+from commkit import groups
+
+SOON = datetime.timedelta(seconds=60)
+FAMILIES = {"tp": 1, "cp": 2, "dp": 4}  # family -> the bit of a rank that varies inside it
+
+
+def _total(group):
+    tensor = torch.tensor([10.0 ** dist.get_rank()], dtype=torch.float64).cuda()
+    dist.all_reduce(tensor, group=group)
+    return int(tensor.item())
+
+
+def _start(bound, patched=False, **options):
+    device = ranks.device()
+    if bound:
+        options["device_id"] = device
+    if patched:
+        commkit.patch()
+        dist.init_process_group("nccl", timeout=SOON, **options)
+    else:
+        commkit.init_process_group("nccl", timeout=SOON, **options)
+    return dist.get_rank()
+
+
+def _members(rank, size, bit):
+    return [other for other in range(size) if other & ~bit == rank & ~bit]
+
+
+def _native(bound, options):
+    rank = _start(bound, layout="tp=2,cp=2,dp=2" if not options else None)
+    if options:
+        commkit.new_groups("tp=2,cp=2,dp=2", **options)
+    created = ranks.calls()
+    for name, bit in FAMILIES.items():
+        group = commkit.get_group(name)
+        assert _total(group) == sum(10**other for other in _members(rank, 8, bit))
+    used = ranks.calls()
+    commkit.destroy_process_group()
+    return created, used
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_each_group_is_one_communicator_made_by_its_members(bound):
+    for result in ranks.run_ranks(8, _native, bound, {}):
+        created, used = result.value
+        # The default group's, and one a family; without a device each when it is first used.
+        assert created["created"] == (4 if bound else 0)
+        assert used["created"] == (4 if bound else 3)
+        assert used["split"] == used["split_no_color"] == 0
+
+
+def _patched(bound):
+    rank = _start(bound, patched=True)
+    mine = []
+    # As Megatron does: every rank calls for every group.
+    for bit in FAMILIES.values():
+        for first in [other for other in range(8) if not other & bit]:
+            members = [first, first | bit]
+            group = dist.new_group(members)
+            if rank in members:
+                mine.append((group, members))
+    created = ranks.calls()
+    for group, members in mine:
+        assert _total(group) == sum(10**other for other in members)
+    used = ranks.calls()
+    dist.destroy_process_group()
+    return created, used
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_torch_s_own_calls_make_members_communicators_only(bound):
+    for result in ranks.run_ranks(8, _patched, bound):
+        created, used = result.value
+        assert created["created"] == (4 if bound else 0)
+        assert used["created"] == (4 if bound else 3)
+        assert used["split"] == used["split_no_color"] == 0
+
+
+def _alone_and_shared():
+    rank = _start(True)
+    single = [[other] for other in range(4)]
+    commkit.new_groups({"one": single, "ep": single})
+    before = ranks.calls()["created"]
+    commkit.new_groups({"a": [[0, 1], [2, 3]], "b": [[0, 1], [2, 3]]}, share=True)
+    same = commkit.get_group("a") is commkit.get_group("b")
+    after = ranks.calls()["created"]
+    # A group of one works, once it is used.
+    assert _total(commkit.get_group("one")) == 10**rank
+    commkit.destroy_process_group()
+    return before, after, same
+
+
+def test_a_group_of_one_has_no_communicator_and_equal_ranks_share_one_on_request():
+    for result in ranks.run_ranks(4, _alone_and_shared):
+        assert result.value == (1, 2, True)
+
+
+def _mesh(patched):
+    rank = _start(True, patched=patched)
+    if patched:
+        mesh = init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+    else:
+        mesh = commkit.device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+    calls = ranks.calls()
+    for name, bit in FAMILIES.items():
+        assert _total(mesh.get_group(name)) == sum(10**r for r in _members(rank, 8, bit))
+    dist.destroy_process_group()
+    return calls["split"], calls["split_no_color"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_mesh_takes_no_split_of_the_world_for_each_group(patched):
+    for result in ranks.run_ranks(8, _mesh, patched, timeout=110):
+        # torch's own mesh makes one split for all the groups of a dimension.
+        assert result.value == ((3 if patched else 0), 0)
+
+
+def _split_mode():
+    rank = _start(True, layout="tp=2,dp=2")
+    assert _total(commkit.get_group("dp")) == sum(10**r for r in _members(rank, 4, 2))
+    commkit.new_groups({"some": [[0, 3]]})
+    if rank in (0, 3):
+        assert _total(commkit.get_group("some")) == 1001
+    calls = ranks.calls()
+    commkit.destroy_process_group()
+    return calls["created"], calls["split"], calls["split_no_color"]
+
+
+def test_one_split_for_a_family_is_the_other_way():
+    results = ranks.run_ranks(4, _split_mode, env={"COMMKIT_GROUPS": "split"})
+    assert [result.value for result in results] == [(4, 3, 0), (3, 3, 1), (3, 3, 1), (4, 3, 0)]
+
+
+def _one_stays_away():
+    rank = _start(True)
+    limit = datetime.timedelta(seconds=4)
+    if rank == 2:
+        with pytest.raises(RuntimeError):
+            commkit.new_group([2, 3], timeout=limit, group_desc="other")
+        return None
+    with pytest.raises(commkit.CommkitError) as caught:
+        commkit.new_group([0, 1, 2] if rank < 3 else [1, 3], timeout=limit)
+    return str(caught.value)
+
+
+def test_a_member_that_creates_something_else_is_named_at_the_deadline():
+    results = ranks.run_ranks(4, _one_stays_away)
+    for rank in (0, 1):
+        assert "rank 2 did not come (rank 2 created 'other' [2-3])" in results[rank].value
+
+
+def _many():
+    rank = _start(True, layout="tp=4,cp=2,dp=4")
+    sums = {name: _total(commkit.get_group(name)) // 10**0 if name else 0 for name in ("tp", "cp")}
+    calls = ranks.calls()
+    threads = {one.family for one in groups.timings()[1]}
+    commkit.destroy_process_group()
+    return rank, sums["tp"] > 0, calls["created"], calls["split"], threads
+
+
+@pytest.mark.timeout(200)
+def test_thirty_two_ranks_create_theirs_at_the_same_time():
+    for result in ranks.run_ranks(32, _many, timeout=180):
+        rank, right, created, split, families = result.value
+        assert right and created == 4 and split == 0 and families == {"tp", "cp", "dp"}
+        assert rank < int(os.environ.get("WORLD_SIZE", "32"))
+
+
+def _binds(index):
+    os.environ["LOCAL_RANK"] = str(index)
+    torch.cuda.set_device(0)
+    with pytest.raises(commkit.CommkitError) as caught:
+        commkit.init_process_group("nccl", timeout=SOON, device_id=torch.device("cuda", index))
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_two_ranks_on_one_device_are_an_error_that_names_both():
+    results = ranks.run_ranks(2, _binds, 1)
+    texts = dict(result.value for result in results)
+    said = texts["LaunchError"]
+    assert "binds cuda:1 (UUID " in said and "as cuda:1 on host" in said
+    assert {"rank 0 binds", "rank 1 binds"} & {said[:12]}
+
+
+def test_a_device_that_is_not_visible_is_an_error_before_anybody_is_waited_for():
+    kind, said = ranks.run_ranks(1, _binds, 9)[0].value
+    assert kind == "LaunchError"
+    assert said.startswith("device_id=device(type='cuda', index=9): this process sees cuda:0 to 7")
+
+
+def _several_ids():
+    rank = _start(True)
+    calls = ranks.calls()
+    group = commkit.new_group(list(range(8)))
+    assert _total(group) == 11111111
+    commkit.destroy_process_group()
+    return rank, calls, ranks.calls()
+
+
+def test_several_ids_for_a_communicator_reach_its_ranks():
+    for result in ranks.run_ranks(8, _several_ids, env={"TORCH_NCCL_RANKS_PER_ROOT": "3"}):
+        _, before, after = result.value
+        assert before["created"] == 1 and after["created"] == 2
+        assert after["init_rank_scalable"] == 2
