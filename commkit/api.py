@@ -51,7 +51,7 @@ from commkit.groups import (
 from commkit.layout import Layout
 from commkit.settings import load
 from commkit.store import open_store
-from commkit.trouble import explain, first_line
+from commkit.trouble import attend, explain, first_line
 
 log = logging.getLogger("commkit")
 
@@ -174,10 +174,11 @@ def init_process_group(
     lap("join")
     _observe_torch()
     live = _live = _Live(world)
+    what = f"the default process group ({', '.join(sorted(names))})"
     try:
         live.exported.add(_variables(world, names))
         with world.creating():
-            devices.claim(world, device_id)
+            bound = devices.claim(world, device_id)
             base = open_store(world, deadline - time.monotonic(), settings=settings)
             # A death from now on breaks the waits of this store; one before it would not.
             if failures := world.failures():
@@ -185,20 +186,26 @@ def init_process_group(
             base.set_timeout(limit)
             groups.attach(world, base, limit)
             lap("store")
-            stock(
+            begin = functools.partial(
+                stock,
                 init_method=None,
                 world_size=spec.world_size,
                 rank=spec.rank,
                 # The prefix that torch gives the store of its own rendezvous.
                 store=PrefixStore("default_pg", base),
             )
+            if bound:
+                # NCCL, which makes its communicator now, has no deadline for a missing rank.
+                world.barrier(tag="bound", timeout=max(0.0, deadline - time.monotonic()))
+                attend(world, begin, deadline, what)
+            else:
+                begin()
             lap("process_group")
         world.connected("default_pg", range(spec.world_size))
         if declared is not None:
             groups.new_groups(declared)
             lap("groups")
     except BaseException as error:
-        what = f"the default process group ({', '.join(sorted(names))})"
         explained = explain(world, error, what, deadline)
         _abandon(live, error)
         if explained is None:

@@ -26,20 +26,18 @@ def check_bound(device_id: torch.device | int | None) -> None:
         )
 
 
-def claim(world: World, device_id: torch.device | int | None) -> None:
-    """Takes a CUDA device for this rank until the world ends.
+def claim(world: World, device_id: torch.device | int | None) -> bool:
+    """Takes a CUDA device for this rank until the world ends; False if none is bound.
 
     Raises LaunchError if another rank has bound the same one, of whatever number: NCCL refuses two
     ranks on a device, but does not say which.
     """
     index = _index(device_id)
-    uuid = (
-        getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        if index is not None
-        else None
-    )
+    if index is None:
+        return False
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is None:
-        return
+        return True
     me = world.identity.rank
     mine = f"{me} as cuda:{index} on host {world.spec.host.override or world.spec.host.hostname}"
     with native_errors():
@@ -52,6 +50,7 @@ def claim(world: World, device_id: torch.device | int | None) -> None:
             f"give each rank a device of its own, as torch.device('cuda', LOCAL_RANK) "
             f"({described('LOCAL_RANK')}, {described('CUDA_VISIBLE_DEVICES')})"
         )
+    return True
 
 
 def _index(device_id: torch.device | int | None) -> int | None:

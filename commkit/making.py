@@ -22,13 +22,10 @@ from commkit.journal import Entry, Journal
 from commkit.overlay import World
 from commkit.store import open_store
 from commkit.stragglers import Stragglers
-from commkit.trouble import explain
+from commkit.trouble import AFTERMATH, explain
 
 #: Threads that create groups of one rank, at most; each has a connection to the host's agent.
 _MOST_WORKERS = 16
-
-#: Seconds that unfinished creations get after a death, or after another one has failed.
-_AFTERMATH = 5.0
 
 
 @dataclass(slots=True)
@@ -248,7 +245,7 @@ class Workers:
                 now = time.monotonic()
                 lost = self._joined.world.failures()
                 if give_up is None and (self._errors or lost):
-                    give_up = now + _AFTERMATH
+                    give_up = now + AFTERMATH
                 late = [k for k, end in self._running.items() if now >= end]
                 if self._errors and (not self._running or (give_up is not None and now >= give_up)):
                     raise self._errors[0]
@@ -275,7 +272,7 @@ class Workers:
                     return
                 self._next += 1
                 # Once to come together, once to connect.
-                limit = 2 * self._jobs[index].timeout.total_seconds() + _AFTERMATH
+                limit = 2 * self._jobs[index].timeout.total_seconds() + AFTERMATH
                 self._running[index] = time.monotonic() + limit
             made, error = None, None
             try:

@@ -34,6 +34,7 @@ import torch.distributed.distributed_c10d as torch_c10d
 from commkit import creation, groups
 from commkit.journal import Entry
 from commkit.settings import load
+from commkit.trouble import attend
 
 log = logging.getLogger("commkit")
 
@@ -179,10 +180,18 @@ def _our_new_process_group_helper(
             )
             if pg is not None:
                 return pg, c10d._world.pg_map[pg][1]
-        with joined.world.creating(), _split_or_not():
+
+        def create() -> Any:
+            with _split_or_not():
+                return call(meeting, group_name, *args, **kwargs)
+
+        with joined.world.creating():
             if len(ranks) > 1 and creation.blocks(str(backend), device):
                 joined.meet(group, timeout)
-            result = call(meeting, group_name, *args, **kwargs)
+                deadline = time.monotonic() + timeout.total_seconds()
+                result = attend(joined.world, create, deadline, f"group {group.shown()}")
+            else:
+                result = create()
     except Exception as error:
         explained = joined.explain(error, group, str(backend), began, timeout)
         if explained is None:

@@ -217,3 +217,28 @@ def test_several_ids_for_a_communicator_reach_its_ranks():
         _, before, after = result.value
         assert before["created"] == 1 and after["created"] == 2
         assert after["init_rank_scalable"] == 2
+
+
+def _dies_inside():
+    rank = int(os.environ["RANK"])
+    if rank == 2:
+        # It has joined, and ends where the others already make the communicator.
+        claim = commkit.api.devices.claim
+
+        def claim_and_leave(*arguments):
+            claim(*arguments)
+            commkit.api.attend = lambda *_: os._exit(9)
+            return True
+
+        commkit.api.devices.claim = claim_and_leave
+    with pytest.raises(commkit.CommkitError) as caught:
+        _start(True)
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_a_rank_that_dies_while_communicators_are_made_leaves_nobody_waiting():
+    results = ranks.run_ranks(4, _dies_inside, check=False)
+    assert results[2].exit_code == 9
+    for rank in (0, 1, 3):
+        kind, text = results[rank].value
+        assert kind == "RankDied" and "rank 2 (pid " in text
