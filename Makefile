@@ -23,7 +23,7 @@ BARS = $(shell find benchmarks -maxdepth 1 -name '[!_]*.py' -perm -u+x | LC_ALL=
 .PHONY: torch-suite torch-suite-record
 
 help:
-	@echo 'make demo    start-up by phase beside stock torch, then an all-reduce sweep'
+	@echo 'make demo    start-up by phase beside stock torch, a start-up report, an all-reduce sweep'
 	@echo 'make test    build what changed and run every test'
 	@echo "make test-nccl  torch's real NCCL process groups on a machine without a GPU: downloads 0.6 GB"
 	@echo 'make matrix  what depends on torch, with each torch that is supported: downloads 3 GB'

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The main job on one machine: start-up by phase beside stock torch, then an all-reduce sweep.
+"""The main job on one machine: start-up by phase beside stock torch, groups, an all-reduce sweep.
 
 Four local ranks over loopback, new processes for every cycle, forked after torch is imported.  The
 three ways to start take turns, so that a busy moment of the machine meets all of them.  Times are
@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 RANKS = 4
+LAYOUT = "tp=2,dp=2"
 DEADLINE = 60.0
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,18 +49,23 @@ PHASES = {
 }
 
 
+def launched(rank: int, port: int) -> dict[str, str]:
+    """What a launcher would set."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "COMMKIT_JOB_ID": f"demo-{os.getppid()}-{port}",
+    }
+
+
 def start_up(rank: int, port: int, way: str, pipe: Any) -> None:
     """One rank: waits for the word, starts, sends seconds by phase."""
     os.environ.update(WAYS[way][1])
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(RANKS),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(RANKS),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        COMMKIT_JOB_ID=f"demo-{os.getppid()}-{port}",
-    )
+    os.environ.update(launched(rank, port))
     torch.set_num_threads(1)
     from commkit import api
 
@@ -103,6 +109,13 @@ def start_up(rank: int, port: int, way: str, pipe: Any) -> None:
 
 def cycle(way: str) -> dict[str, float]:
     """Starts RANKS processes one way; seconds of the slowest rank, by phase."""
+    times = world(start_up, way)
+    return {phase: max(each[phase] for each in times) for phase in times[0]}
+
+
+def world(body: Callable[..., None], *arguments: str) -> list[Any]:
+    """What RANKS processes send that all start at one word: body(rank, port, *arguments, pipe)."""
+    what = " ".join(("a rank", *arguments))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -111,32 +124,33 @@ def cycle(way: str) -> dict[str, float]:
     try:
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
-            process = context.Process(target=start_up, args=(rank, port, way, theirs), daemon=True)
+            told = (rank, port, *arguments, theirs)
+            process = context.Process(target=body, args=told, daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
         for pipe in pipes:
-            answer(pipe, way)
+            answer(pipe, what)
         for pipe in pipes:
             pipe.send("go")
-        times = [answer(pipe, way) for pipe in pipes]
+        answers = [answer(pipe, what) for pipe in pipes]
         for process in processes:
             process.join(DEADLINE)
     finally:
         for process in processes:
             process.kill()
             process.join()
-    return {phase: max(each[phase] for each in times) for phase in times[0]}
+    return answers
 
 
-def answer(pipe: multiprocessing.connection.Connection, way: str) -> Any:
+def answer(pipe: multiprocessing.connection.Connection, what: str) -> Any:
     if not pipe.poll(DEADLINE):
-        sys.exit(f"demo: a rank started by {way} was silent for {DEADLINE:.0f} s")
+        sys.exit(f"demo: {what} was silent for {DEADLINE:.0f} s")
     try:
         return pipe.recv()
     except EOFError:
-        sys.exit(f"demo: a rank started by {way} died; its error is above")
+        sys.exit(f"demo: {what} died; its error is above")
 
 
 def show(console: Console, results: dict[str, list[dict[str, float]]], cycles: int) -> None:
@@ -162,6 +176,35 @@ def show(console: Console, results: dict[str, list[dict[str, float]]], cycles: i
     console.print()
     for phase, meaning in PHASES.items():
         console.print(f"  {phase}: {meaning}", style="dim", highlight=False, soft_wrap=True)
+
+
+def groups(rank: int, port: int, pipe: Any) -> None:
+    """One rank of a world with a layout; rank 0 sends the start-up report."""
+    os.environ.update(launched(rank, port))
+    torch.set_num_threads(1)
+    import commkit
+
+    pipe.send("ready")
+    pipe.recv()
+    commkit.init_process_group("gloo", timeout=timedelta(seconds=DEADLINE), layout=LAYOUT)
+    pipe.send(commkit.start_report(first_use=True))
+    commkit.destroy_process_group()
+
+
+def show_report(console: Console, report: dict[str, Any]) -> None:
+    title = f"Start-up report of a world with {LAYOUT}, ms (commkit.start_report)"
+    console.print(title, style="italic", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for column in ("slowest", "rank", "median", "fastest", "ranks"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, phase in report["phases"].items():
+        slowest, median, fastest = (
+            f"{1e3 * phase[place]['seconds']:.1f}" for place in ("slowest", "median", "fastest")
+        )
+        rank = str(phase["slowest"]["rank"])
+        table.add_row(name, slowest, rank, median, fastest, str(phase["ranks"]))
+    console.print(table)
 
 
 def sweep(quick: bool, json_file: str | None) -> int:
@@ -190,6 +233,10 @@ def main() -> int:
             results[way].append(took)
             bars.keep(way=way, cycle=number, ranks=RANKS, how="local ranks, loopback", seconds=took)
     show(console, results, cycles)
+    console.print()
+    report = world(groups)[0]
+    bars.keep(how="local ranks, loopback", report=report)
+    show_report(console, report)
     console.print()
     code = sweep(options.quick, options.json)
     bars.check("exit_code_of_the_sweep", code, "==", 0)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         new_group,
         new_groups,
         split_group,
+        start_report,
     )
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "new_groups",
     "patch",
     "split_group",
+    "start_report",
 ]
 
 

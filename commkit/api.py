@@ -7,6 +7,7 @@ in the state that torch's own function would have left it in.  There is no centr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -27,7 +28,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
-from commkit import devices, groups, launch, overlay
+from commkit import devices, groups, launch, overlay, report
 from commkit.environ import Exported, check_gloo_interface, described
 from commkit.errors import CommkitError, DigestMismatch, LaunchError, RankDied, UsageError
 from commkit.groups import (
@@ -77,6 +78,7 @@ class _Live:
 
     world: overlay.World
     exported: Exported = field(default_factory=Exported)
+    report: str = ""  # where a report of the start-up is to be written, "": nowhere
 
 
 _live: _Live | None = None
@@ -169,6 +171,8 @@ def init_process_group(
         init_method=init_method, rank=rank, world_size=world_size, settings=settings
     )
     declared = groups.as_layout(layout, spec.world_size) if layout is not None else None
+    if settings.report and spec.rank == 0:
+        report.check_path(settings.report)
     lap("resolve")
     world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
     lap("join")
@@ -212,6 +216,9 @@ def init_process_group(
             raise
         raise explained from error
     c10d._default_pg_init_method = init_method or "env://"
+    if settings.report:
+        live.report = settings.report
+        atexit.register(_report)  # for those that end without destroy_process_group
 
 
 def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
@@ -239,9 +246,36 @@ def start_up_phases() -> dict[str, float]:
     return dict(_phases)
 
 
+def start_report(*, first_use: bool = False, timeout: float = 300.0) -> dict[str, Any] | None:
+    """What each phase of the start-up took on the slowest, the median and the fastest rank.
+
+    Every rank calls it; rank 0 gets the report, the others None.  Its `phases` are, in order:
+    resolve, join, store, process_group, digest, groups (all of new_groups), create/FAMILY for each
+    family, first_use/FAMILY; each has `slowest`, `median` and `fastest` with `seconds`, `rank` and
+    `host`, and `ranks`, the number of ranks that had that phase.  With `first_use` each rank first
+    runs one small all_reduce on each of its groups, in the order in which they were made.
+
+    None on every rank, with a warning, where torch started the world by itself.  Raises
+    OverlayTimeout naming who did not come within `timeout` seconds, RankDied.
+    """
+    if _live is None:
+        log.warning("start_report: torch started this world by itself; there is no report")
+        return None
+    return report.start(_live.world, _phases, first_use, timeout)
+
+
+def _report() -> None:
+    """This rank's part of the report that COMMKIT_REPORT asks for; once a world."""
+    atexit.unregister(_report)
+    if _live is not None and _live.report:
+        path, _live.report = _live.report, ""
+        report.leave(_live.world, _phases, path)
+
+
 def leave_world() -> None:
     """Leaves the tree if this process is in it.  Called when torch's default group ends."""
     global _live
+    _report()
     live, _live = _live, None
     if live is None:
         return

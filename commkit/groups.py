@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +27,7 @@ from commkit.errors import LayoutError, UsageError
 from commkit.families import Family
 from commkit.journal import Journal
 from commkit.layout import Layout
-from commkit.making import Job, Joined, Made, create, create_jobs, made, split_job
+from commkit.making import Creation, Job, Joined, Made, create, create_jobs, made, split_job
 from commkit.overlay import World
 from commkit.ranks import check_ranks
 from commkit.settings import load
@@ -41,6 +42,9 @@ Backends = str | Mapping[str, str] | None
 
 NON_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
 
+#: Creations that are remembered for a report of the start-up.
+MOST_REMEMBERED = 4096
+
 
 @dataclass(slots=True)
 class _Registry:
@@ -49,9 +53,16 @@ class _Registry:
     default: ProcessGroup
     families: dict[str, list[ProcessGroup]] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)  # family -> what describes its groups
-    made: list[Made] = field(default_factory=list)
+    created: list[Creation] = field(default_factory=list)  # the first MOST_REMEMBERED
     generations: plan.Generations = field(default_factory=plan.Generations)
     seconds: dict[str, float] = field(default_factory=dict)  # of phases that are no family's
+
+    def remember(self, family: str, size: int, seconds: float, group: ProcessGroup) -> None:
+        if len(self.created) < MOST_REMEMBERED:
+            self.created.append(Creation(family, size, seconds, weakref.ref(group)))
+
+    def spent(self, phase: str, began: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
 _joined: Joined | None = None
@@ -132,10 +143,10 @@ def new_groups(
                     "say replace=True"
                 )
     settings = _Settings(default, wanted, timeout, backend, options)
+    began = time.monotonic()
     if _joined is None:
         made = _create_as_torch(default, wanted, settings)
     else:
-        began = time.monotonic()
         described = f"{wanted.describe()}; {settings.describe()}"
         _joined.world.agree(
             _digest(wanted, settings),
@@ -143,7 +154,7 @@ def new_groups(
             tag="groups",
             timeout=settings.longest.total_seconds(),
         )
-        registry.seconds["digest"] = registry.seconds.get("digest", 0.0) + time.monotonic() - began
+        registry.spent("digest", began)
         mine = plan.make(wanted, default.rank(), registry.generations)
         made = _create(_joined, wanted, mine, settings, share)
     replaced = [group for name in wanted.families for group in registry.families.pop(name, [])]
@@ -152,7 +163,8 @@ def new_groups(
         registry.layouts[name] = family.describe()
     for one in made:
         registry.families[one.family].append(one.group)
-    registry.made.extend(made)
+        registry.remember(one.family, len(one.ranks), one.seconds, one.group)
+    registry.spent("groups", began)
     for group in replaced:
         if group in c10d._world.pg_map:
             dist.destroy_process_group(group)
@@ -214,7 +226,7 @@ def new_group(
         _bound(default, device_id),
     )
     made = _one(default, job)
-    registry.made.append(made)
+    registry.remember(made.family, len(made.ranks), made.seconds, made.group)
     return made.group
 
 
@@ -266,7 +278,7 @@ def split_group(
         _bound(default, None),
     )
     made = _one(default, job)
-    registry.made.append(made)
+    registry.remember(made.family, len(made.ranks), made.seconds, made.group)
     return made.group
 
 
@@ -335,11 +347,21 @@ def get_groups(family: str) -> list[ProcessGroup]:
     return [group for group in registry.families[family] if group in c10d._world.pg_map]
 
 
-def timings() -> tuple[dict[str, float], list[Made]]:
+def remember(family: str, size: int, seconds: float, group: ProcessGroup) -> None:
+    """Notes what the creation of a group took that torch's own functions have made."""
+    _registry_of(c10d._get_default_group()).remember(family, size, seconds, group)
+
+
+def used(seconds: Mapping[str, float]) -> None:
+    """Notes what the first use of groups took, by phase."""
+    _registry_of(c10d._get_default_group()).seconds.update(seconds)
+
+
+def timings() -> tuple[dict[str, float], list[Creation]]:
     """Seconds of phases that are no family's, and what this rank made, in the order of making."""
     if _registry is None:
         return {}, []
-    return dict(_registry.seconds), list(_registry.made)
+    return dict(_registry.seconds), list(_registry.created)
 
 
 class _Settings:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,6 +39,16 @@ class Made:
     backend: str
     seconds: float
     group: ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """What is remembered of a group; the group itself only for as long as somebody uses it."""
+
+    family: str
+    size: int
+    seconds: float
+    group: weakref.ref[ProcessGroup]
 
 
 @dataclass(slots=True)

@@ -179,6 +179,7 @@ def _our_new_process_group_helper(
                 group_name, ranks, meeting, str(backend), timeout, options, desc, device
             )
             if pg is not None:
+                groups.remember(group.label, 1, time.monotonic() - began, pg)
                 return pg, c10d._world.pg_map[pg][1]
 
         def create() -> Any:
@@ -198,6 +199,7 @@ def _our_new_process_group_helper(
             raise
         raise explained from error
     joined.met(group, creation.connects(str(backend), device))
+    groups.remember(group.label, len(ranks), time.monotonic() - began, result[0])
     return result
 
 

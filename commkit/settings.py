@@ -66,6 +66,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "where agents write their logs; unset: $XDG_RUNTIME_DIR/commkit, else commkit-<uid> in "
         "the system's temporary directory; an agent removes agents' logs older than a week there",
     ),
+    "COMMKIT_REPORT": (
+        "the path of a file",
+        "unset",
+        "where rank 0 writes, when the world ends, what each phase of the start-up took; the same "
+        "on every rank",
+    ),
     "COMMKIT_TREE_DEGREE": (
         "1-4096",
         "unset",
@@ -95,6 +101,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         "COMMKIT_STORE": "auto|wire|python",
         "COMMKIT_GROUPS": "members|split",
         "COMMKIT_LOG_DIR": r"[^\0]+",
+        "COMMKIT_REPORT": r"[^\0]+",
         "COMMKIT_TREE_DEGREE": r"\d{1,4}",
         "COMMKIT_HEARTBEAT": r"\d+(\.\d+)?",
     }.items()
@@ -116,6 +123,7 @@ class Settings:
     store: str = "auto"
     groups: str = "members"
     log_dir: str = ""
+    report: str = ""
     tree_degree: int = 0
     heartbeat: float = 10.0
 
@@ -196,6 +204,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         groups=text("COMMKIT_GROUPS") or "members",
         # Agents work in the root directory, so it must not depend on this process's.
         log_dir=os.path.abspath(text("COMMKIT_LOG_DIR") or _default_log_dir(env)),
+        # Written at the end, when the directory may be another.
+        report=os.path.abspath(path) if (path := text("COMMKIT_REPORT")) else "",
         heartbeat=float(beat or 10.0),
         tree_degree=int(degree or 0),
     )

@@ -32,11 +32,18 @@ def test_the_demo_compares_start_ups_and_sweeps(tmp_path, repository):
         cells = row.removeprefix(phase).split()
         assert len(cells) == 3
         assert all(cell == "-" or float(cell) >= 0 for cell in cells)
+    assert "Start-up report of a world with tp=2,dp=2, ms (commkit.start_report)" in lines
+    for phase in ("join", "digest", "create/tp", "first_use/dp"):
+        slowest, rank, median, fastest, ranks = next(
+            line.split()[1:] for line in lines if line.startswith(f"{phase} ")
+        )
+        assert float(slowest) >= float(median) >= float(fastest) >= 0
+        assert 0 <= int(rank) < 4 and ranks == "4"
     assert any("busbw" in line for line in lines)
     assert lines[-1] == "BAR exit_code_of_the_sweep 0 == 0 ok"
 
     kept = [json.loads(line) for line in records.read_text().splitlines()]
-    starts = [record for record in kept if record.get("benchmark") == "demo"]
+    starts = [record for record in kept if "way" in record]
     assert {record["way"] for record in starts} == {"commkit", "stock", "barrier"}
     for record in starts:
         assert record["how"] == "local ranks, loopback"

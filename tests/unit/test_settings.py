@@ -24,6 +24,7 @@ GOOD = {
     "COMMKIT_STORE": ("wire", "wire"),
     "COMMKIT_GROUPS": ("split", "split"),
     "COMMKIT_LOG_DIR": ("/var/log/x", "/var/log/x"),
+    "COMMKIT_REPORT": ("/var/log/x.json", "/var/log/x.json"),
     "COMMKIT_TREE_DEGREE": ("16", 16),
     "COMMKIT_HEARTBEAT": ("2.5", 2.5),
 }
