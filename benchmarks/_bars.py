@@ -137,6 +137,16 @@ class Bars:
         return 0 if all(bar.holds for bar in self._bars.values()) else 1
 
 
+def exponent(points: Sequence[tuple[int, float]]) -> float:
+    """Slope of the least-squares line through the logarithms; nan for fewer than two points."""
+    if len(points) < 2:
+        return math.nan
+    xs, ys = [math.log(x) for x, _ in points], [math.log(max(y, 1)) for _, y in points]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    top = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    return top / sum((x - mean_x) ** 2 for x in xs)
+
+
 def machine() -> dict[str, Any]:
     """Where a number comes from: without it a number means little."""
     return {

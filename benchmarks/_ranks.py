@@ -127,11 +127,13 @@ def world(
     ready: Callable[[], Callable[[], Report]],
     finish: Callable[[], None],
     timeout: float,
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[Report]:
     """Forks a rank for each environment; what their starts report, in rank order.
 
     Each rank calls ready() and waits until all have; then all at once call what it returned, wait
-    until all have reported, call finish() and end.  Raises RankFailed.
+    until all have reported, call finish() and end.  `meanwhile` is called here before they do.
+    Raises RankFailed.
     """
     pipes = {name: os.pipe() for name in ("go", "end", "out")}
     pids: list[int] = []
@@ -150,6 +152,8 @@ def world(
         _collect(pipes["out"][0], buffer, len(pids), deadline)
         os.write(pipes["go"][1], b"x" * len(pids))
         reports = _collect(pipes["out"][0], buffer, len(pids), deadline)
+        if meanwhile is not None:
+            meanwhile()
         os.write(pipes["end"][1], b"x" * len(pids))
         _reap(pids, deadline)
     finally:

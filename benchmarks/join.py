@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _bars import Bars
+from _bars import Bars, exponent
 from _native import preload, program
 from rich.console import Console
 from rich.table import Table
@@ -81,16 +81,6 @@ def median_row(rows: list[Row], key: str) -> Row:
     """The row of the median time: its counters and its time belong together."""
     middle = statistics.median_low(row[key] for row in rows)
     return next(row for row in rows if row[key] == middle)
-
-
-def exponent(points: list[tuple[int, float]]) -> float:
-    """Slope of the least-squares line through the logarithms."""
-    if len(points) < 2:
-        return math.nan
-    xs, ys = [math.log(x) for x, _ in points], [math.log(max(y, 1)) for _, y in points]
-    mean_x, mean_y = statistics.fmean(xs), statistics.fmean(ys)
-    top = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    return top / sum((x - mean_x) ** 2 for x in xs)
 
 
 def measure(ranks: int, options: argparse.Namespace, bars: Bars) -> Row:

@@ -245,7 +245,8 @@ Fields Session::inspect() const {
           {"living", living.text()},
           {"children", std::to_string(children_.size())},
           {"mesh", std::to_string(mesh_.size())},
-          {"keys", std::to_string(keys_.counters().keys)}};
+          {"keys", std::to_string(keys_.counters().keys)},
+          {"operations", std::to_string(next_call_)}};  // of keys, asked for by anybody
 }
 
 }  // namespace commkit
