@@ -14,8 +14,9 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,9 +93,10 @@ def store_for(ranks: Sequence[int], base: Store) -> Store:
     return PrefixStore(f"commkit:{min(ranks)}", base)
 
 
-def backends(backend: str) -> dict[str, str]:
+@functools.cache
+def backends(backend: str) -> Mapping[str, str]:
     """device type -> back end of a string as torch takes it: "gloo", "cpu:gloo,cuda:nccl"."""
-    return dict(dist.BackendConfig(dist.Backend(backend)).get_device_backend_map())
+    return MappingProxyType(dist.BackendConfig(dist.Backend(backend)).get_device_backend_map())
 
 
 def connects(backend: str, device: torch.device | None) -> bool:

@@ -6,6 +6,7 @@ what the family is costs a few numbers, however large the world.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,6 +54,10 @@ class Family:
         `2x1 from 4x2`: two neighbouring ranks, from each of 0, 2, 4, 6.  Groups that are not all
         of one shape are listed.
         """
+        return self._description
+
+    @functools.cached_property
+    def _description(self) -> str:
         raise NotImplementedError
 
     def _check(self, rank: int) -> None:
@@ -145,7 +150,8 @@ class GridFamily(Family):
         ranges = [range(0, size * stride, stride) for size, stride in reversed(self.outer)]
         return map(sum, itertools.product(*ranges))
 
-    def describe(self) -> str:
+    @functools.cached_property
+    def _description(self) -> str:
         size, apart = self._split
         within: Steps | None
         starts: Steps | None
@@ -233,7 +239,6 @@ class ListFamily(Family):
         self.sizes = (min(map(len, given)), max(map(len, given)))
         self.waves = self._groups[-1][0] + 1
         self.disjoint = self.waves == 1
-        self._description: str | None = None
 
     def part(self, rank: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         self._check(rank)
@@ -245,10 +250,9 @@ class ListFamily(Family):
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return (ranks for _, ranks in self._groups)
 
-    def describe(self) -> str:
-        if self._description is None:
-            self._description = _text([ranks for _, ranks in self._groups])
-        return self._description
+    @functools.cached_property
+    def _description(self) -> str:
+        return _text([ranks for _, ranks in self._groups])
 
 
 def _listable(name: str, groups: Any) -> Iterable[Any]:

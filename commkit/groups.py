@@ -57,9 +57,11 @@ class _Registry:
     generations: plan.Generations = field(default_factory=plan.Generations)
     seconds: dict[str, float] = field(default_factory=dict)  # of phases that are no family's
 
-    def remember(self, family: str, size: int, seconds: float, group: ProcessGroup) -> None:
+    def remember(self, one: Made) -> None:
         if len(self.created) < MOST_REMEMBERED:
-            self.created.append(Creation(family, size, seconds, weakref.ref(group)))
+            group = weakref.ref(one.group)
+            size = len(one.ranks)
+            self.created.append(Creation(one.family, size, one.backend, one.seconds, group))
 
     def spent(self, phase: str, began: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
@@ -163,7 +165,7 @@ def new_groups(
         registry.layouts[name] = family.describe()
     for one in made:
         registry.families[one.family].append(one.group)
-        registry.remember(one.family, len(one.ranks), one.seconds, one.group)
+        registry.remember(one)
     registry.spent("groups", began)
     for group in replaced:
         if group in c10d._world.pg_map:
@@ -226,7 +228,7 @@ def new_group(
         _bound(default, device_id),
     )
     made = _one(default, job)
-    registry.remember(made.family, len(made.ranks), made.seconds, made.group)
+    registry.remember(made)
     return made.group
 
 
@@ -278,7 +280,7 @@ def split_group(
         _bound(default, None),
     )
     made = _one(default, job)
-    registry.remember(made.family, len(made.ranks), made.seconds, made.group)
+    registry.remember(made)
     return made.group
 
 
@@ -347,9 +349,9 @@ def get_groups(family: str) -> list[ProcessGroup]:
     return [group for group in registry.families[family] if group in c10d._world.pg_map]
 
 
-def remember(family: str, size: int, seconds: float, group: ProcessGroup) -> None:
+def remember(one: Made) -> None:
     """Notes what the creation of a group took that torch's own functions have made."""
-    _registry_of(c10d._get_default_group()).remember(family, size, seconds, group)
+    _registry_of(c10d._get_default_group()).remember(one)
 
 
 def used(seconds: Mapping[str, float]) -> None:
@@ -416,7 +418,8 @@ class _Settings:
 
 
 def _for(name: str, value: Any) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else value
+    # None first: to tell what is no Mapping takes long.
+    return value.get(name) if value is not None and isinstance(value, Mapping) else value
 
 
 def _defaults(

@@ -7,6 +7,7 @@ ep x edp x pp, where expert data parallelism (edp) is what remains; ep is no fac
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -69,6 +70,15 @@ class Layout:
     def describe(self) -> str:
         """Canonical text in one line: equal if and only if the same groups are to be created, in
         the same order under the same names."""
+        return self._description
+
+    def digest(self) -> bytes:
+        """SHA-256 of what describe() says; the same in every process."""
+        return self._digest
+
+    # Both are asked for several times while ranks wait for one another.
+    @functools.cached_property
+    def _description(self) -> str:
         parts = [f"{name!r}: {family.describe()}" for name, family in self.families.items()]
         return f"{self.world_size} ranks; {'; '.join(parts)}"
 
@@ -85,8 +95,8 @@ class Layout:
             parts.append(text)
         return f"{self.world_size} ranks; {'; '.join(parts)}"
 
-    def digest(self) -> bytes:
-        """SHA-256 of what describe() says; the same in every process."""
+    @functools.cached_property
+    def _digest(self) -> bytes:
         digest = hashlib.sha256(b"commkit layout 1")
         parts = [str(self.world_size)]
         for name, family in self.families.items():

@@ -47,6 +47,7 @@ class Creation:
 
     family: str
     size: int
+    backend: str
     seconds: float
     group: weakref.ref[ProcessGroup]
 

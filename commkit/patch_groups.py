@@ -33,6 +33,7 @@ import torch.distributed.distributed_c10d as torch_c10d
 
 from commkit import creation, groups
 from commkit.journal import Entry
+from commkit.making import Made
 from commkit.settings import load
 from commkit.trouble import attend
 
@@ -117,12 +118,53 @@ def _within(family: str, rank: int) -> Iterator[None]:
         _here.naming = before
 
 
+@functools.cache
+def _parameters(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _given(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name; wrong ones are for the function itself to refuse."""
+    return {**dict(zip(_parameters(function), args, strict=False)), **kwargs}
+
+
+#: What may be given besides `ranks` where a rank that is in no group has nothing to do.
+_IDLE = {"ranks", "timeout", "group_desc", "sort_ranks"}
+
+
+def _idle(given: dict[str, Any], default: Any, rank: int) -> bool:
+    """Whether torch would find these arguments right and make nothing on this rank.
+
+    A framework calls for every group of the world on every rank, so this is what it does most.
+    """
+    ranks: Any = given.get("ranks")
+    timeout = given.get("timeout")
+    return (
+        type(ranks) in (list, tuple, range)
+        and rank not in ranks
+        and not any(value for name, value in given.items() if name not in _IDLE)
+        and (timeout is None or isinstance(timeout, timedelta))
+        and {*map(type, ranks)} == {int}
+        and len(set(ranks)) == len(ranks)
+        and min(ranks) >= 0
+        and max(ranks) < default.size()
+        and default.bound_device_id is None
+        and not callable(getattr(default, "new_group", None))
+        and not _barriers()
+    )
+
+
 def _our_new_group_with_tag(original: Any, *args: Any, **kwargs: Any) -> Any:
     joined = groups.joined()
     if joined is None:
         return original(*args, **kwargs)
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    given = _given(original, args, kwargs)
     default = c10d._get_default_group()
+    if _idle(given, default, joined.world.identity.rank):
+        outside = dist.GroupMember.NON_GROUP_MEMBER
+        ranks = given["ranks"] if not given.get("sort_ranks", True) else sorted(given["ranks"])
+        c10d._world.pg_group_ranks[outside] = {rank: place for place, rank in enumerate(ranks)}
+        return outside
     backend = dist.Backend(given.get("backend") or c10d._world.pg_map[default][0])
     parts = [str(backend)]
     if given.get("pg_tag"):
@@ -164,8 +206,7 @@ def _our_new_process_group_helper(
     if joined.world.identity.rank not in ranks:
         with _split_or_not():
             return call(store, group_name, *args, **kwargs)
-    names = list(inspect.signature(original).parameters)[6:]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(_parameters(original)[6:], args, strict=False)), **kwargs}
     timeout: timedelta = given["timeout"]
     desc, device = given.get("group_desc"), given.get("device_id")
     group = Entry(group_name, creation.label_of(desc), tuple(ranks))
@@ -179,7 +220,7 @@ def _our_new_process_group_helper(
                 group_name, ranks, meeting, str(backend), timeout, options, desc, device
             )
             if pg is not None:
-                groups.remember(group.label, 1, time.monotonic() - began, pg)
+                _remember(group, str(backend), began, pg)
                 return pg, c10d._world.pg_map[pg][1]
 
         def create() -> Any:
@@ -199,8 +240,13 @@ def _our_new_process_group_helper(
             raise
         raise explained from error
     joined.met(group, creation.connects(str(backend), device))
-    groups.remember(group.label, len(ranks), time.monotonic() - began, result[0])
+    _remember(group, str(backend), began, result[0])
     return result
+
+
+def _remember(group: Entry, backend: str, began: float, pg: Any) -> None:
+    seconds = time.monotonic() - began
+    groups.remember(Made(group.label, group.ranks, group.name, backend, seconds, pg))
 
 
 def _our_store_based_barrier(
@@ -222,7 +268,7 @@ def _our_store_based_barrier(
 
 def _our_split_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     joined = groups.joined()
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    given = _given(original, args, kwargs)
     parent: Any = given.get("parent_pg") or dist.group.WORLD
     if joined is None or parent not in c10d._world.pg_group_ranks:
         return original(*args, **kwargs)
