@@ -42,6 +42,8 @@ class Agent {
   // Called by the session.
   const std::shared_ptr<Traffic>& traffic() const { return traffic_; }
   uint64_t accepted_total() const { return accepted_total_; }
+  // Requests for keys that this epoch has had, from whomever.
+  uint64_t operations() const { return session_ ? session_->operations() : 0; }
   // Contacts that the root has placed and that have not reached their parents: few at a time.
   void contacts_changed() { throttle(); }
   const std::vector<std::string>& addresses() const { return addresses_; }

@@ -120,6 +120,7 @@ class Session {
   std::string any_token() const { return by_token_.empty() ? "" : by_token_.begin()->first; }
   void stop(const std::string& why);
   Fields inspect() const;
+  uint64_t operations() const { return next_call_; }
   std::string summary() const;  // for a rank that waits for the next epoch
 
  private:
@@ -182,6 +183,7 @@ class Session {
     KvRequest request;
     KeyValue::Done done;
     std::function<void(const std::string& why)> fail;
+    double since = now();
     uint64_t table_id = 0;                 // waits in our own table
     LinkPtr link;                          // or was sent to this one
     bool carrier = false;                  // carries the waits of merged_[key]
@@ -269,6 +271,7 @@ class Session {
   void send_on(const LinkPtr& link, uint16_t type, std::string payload);
   std::shared_ptr<RankKeys> make_rank_keys(const RankPtr& conn);
   void cancel_call(uint64_t id);
+  void awaited(uint64_t id, KvReply& reply, double read);
   void answer(uint64_t id, KvReply&& reply);
   void fail_call(uint64_t id, const std::string& why);
   void key_request(const LinkPtr& link, std::string_view payload);

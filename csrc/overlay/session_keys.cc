@@ -5,15 +5,26 @@
 // directly, so a request takes at most three hops.  An agent that leaves hands its keys to its
 // parent, which then owns them, and what is left of its subtree too (session_handover.cc).
 //
-// Waits for one key are merged at every agent: one goes on, its answer goes to all.  Reads are not
-// merged: a merged read could return what was there before a write that its reader already knows
-// of.
+// Waits for one key are merged at every agent: one goes on, its answer goes to all.  The answer has
+// the value with it, for those who began to wait before it was read: torch's get is a wait and a
+// read.  Reads are not merged: a merged read could return what was there before a write that its
+// reader already knows of.
 #include <algorithm>
 
 #include "overlay/agent.h"
 #include "overlay/session.h"
 
 namespace commkit {
+
+namespace {
+
+// A value that answers a wait was read so many seconds ago at most, when the answer is made.
+constexpr double kReadAgo = 0.0002;
+
+// Clocks of two hosts may differ in speed by this.
+constexpr double kDrift = 0.01;
+
+}  // namespace
 
 // The store's side of one rank.
 class Session::RankKeys : public KeyValue {
@@ -101,8 +112,10 @@ void Session::dispatch(uint64_t id) {
   }
   if (!link) {
     KvRequest copy = call.request;
-    uint64_t at =
-        keys_.apply(std::move(copy), [this, id](KvReply&& reply) { answer(id, std::move(reply)); });
+    uint64_t at = keys_.apply(std::move(copy), [this, id, op, since = call.since](KvReply&& reply) {
+      if (op == KvOp::kWait) awaited(id, reply, std::max(since, now() - kReadAgo));
+      answer(id, std::move(reply));
+    });
     auto it = calls_.find(id);
     if (it != calls_.end()) it->second.table_id = at;
     return;
@@ -116,14 +129,17 @@ void Session::dispatch(uint64_t id) {
     KeyCall carrier;
     carrier.request = call.request;
     carrier.carrier = true;
-    carrier.done = [this, key](KvReply&& reply) {
+    carrier.done = [this, key, sent = carrier.since](KvReply&& reply) {
       auto waiters = std::move(merged_[key].waiters);
       merged_.erase(key);
       // A queue's element is for one of them; the others wait again, at the owner's table.
       bool one = reply.number == 1;
+      double read = sent + static_cast<double>(-1 - reply.number) * 1e-6 * (1 - kDrift);
       for (uint64_t waiter : waiters) {
         if (!one || waiter == *waiters.begin()) {
-          answer(waiter, KvReply(reply));
+          KvReply copy(reply);
+          awaited(waiter, copy, read);
+          answer(waiter, std::move(copy));
         } else if (calls_.count(waiter) != 0) {
           dispatch(waiter);
         }
@@ -144,6 +160,20 @@ void Session::dispatch(uint64_t id) {
   w.u64(id);
   put(w, call.request);
   send_on(link, kKeyRequest, w.take());
+}
+
+// A wait of ours is answered with a value that was read at `read`.  For who began to wait later it
+// is too old: who may know of a later write must not be given it.
+void Session::awaited(uint64_t id, KvReply& reply, double read) {
+  auto it = calls_.find(id);
+  if (it == calls_.end() || reply.number >= 0) return;
+  double after = read - it->second.since;
+  if (after >= 0) {
+    reply.number = -1 - static_cast<int64_t>(after * 1e6);
+  } else {
+    reply.number = 0;
+    reply.value.clear();
+  }
 }
 
 void Session::answer(uint64_t id, KvReply&& reply) {

@@ -246,7 +246,7 @@ Fields Session::inspect() const {
           {"children", std::to_string(children_.size())},
           {"mesh", std::to_string(mesh_.size())},
           {"keys", std::to_string(keys_.counters().keys)},
-          {"operations", std::to_string(next_call_)}};  // of keys, asked for by anybody
+          {"operations", std::to_string(operations())}};
 }
 
 }  // namespace commkit

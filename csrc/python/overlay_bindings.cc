@@ -165,9 +165,12 @@ void register_overlay(py::module_& m) {
               // again.
               for (;;) {
                 double left = std::max(0.0, deadline - now());
-                key_call(c, KvOp::kWait, key, left);
-                KvReply reply = key_call(c, KvOp::kGet, key, std::max(1.0, left));
-                if (!reply.found) continue;
+                KvReply reply = key_call(c, KvOp::kWait, key, left);
+                // Most often the value comes with the answer.
+                if (reply.number >= 0) {
+                  reply = key_call(c, KvOp::kGet, key, std::max(1.0, left));
+                  if (!reply.found) continue;
+                }
                 out.emplace_back(reply.value);
                 break;
               }

@@ -42,6 +42,21 @@ KvReply refused(const KvRequest& request, const std::string& holds) {
   return reply;
 }
 
+// What a wait is answered by a key: its value too, unless that is long.
+KvReply awaited(const std::string& value) {
+  KvReply reply;
+  if (value.size() > kMostAwaited) return reply;
+  reply.number = -1;
+  reply.value = value;
+  return reply;
+}
+
+KvReply in_queue() {
+  KvReply reply;
+  reply.number = 1;
+  return reply;
+}
+
 }  // namespace
 
 uint64_t KeyTable::apply(KvRequest&& request, Done done) {
@@ -103,8 +118,7 @@ std::optional<KvReply> KeyTable::take(KvRequest& q) {
       return reply;
     case KvOp::kWait:
       if (!exists && queues_.count(q.key) == 0) return std::nullopt;
-      reply.number = exists ? 0 : 1;
-      return reply;
+      return exists ? awaited(it->second) : in_queue();
     case KvOp::kDelete:
       reply.found = exists;
       reply.number = exists ? 1 : 0;
@@ -206,7 +220,9 @@ void KeyTable::wake(const std::string& key, bool barriers) {
   std::vector<uint64_t> woken;
   for (auto& [id, waiter] : it->second) {
     if (waiter.op == KvOp::kWait || (waiter.op == KvOp::kBarrier && barriers)) {
-      answers_.push_back({id, std::move(waiter.done), KvReply{}});
+      bool waits = waiter.op == KvOp::kWait;
+      answers_.push_back(
+          {id, std::move(waiter.done), waits ? awaited(values_.at(key)) : KvReply{}});
       woken.push_back(id);
     }
   }
@@ -221,9 +237,7 @@ void KeyTable::serve_queue(const std::string& key) {
   for (KvOp wanted : {KvOp::kQueuePop, KvOp::kWait}) {
     for (auto& [id, waiter] : it->second) {
       if (waiter.op != wanted) continue;
-      KvReply reply;
-      reply.number = 1;
-      if (wanted == KvOp::kQueuePop) reply = pop(key);
+      KvReply reply = wanted == KvOp::kQueuePop ? pop(key) : in_queue();
       answers_.push_back({id, std::move(waiter.done), std::move(reply)});
       forget(key, uint64_t{id});
       return;

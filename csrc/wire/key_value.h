@@ -2,6 +2,7 @@
 // between the store protocol and the distributed keys.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -18,9 +19,11 @@ namespace commkit {
 //   kAdd         amount                    number: the sum; the value is decimal text; a missing
 //                                          key counts as 0
 //   kCheck                                 found: the key exists, or the queue is not empty
-//   kWait                                  answered when kCheck would say found; number: 0 by a
-//                                          key, which all may see; 1 by an element of a queue,
-//                                          which only one of those who wait is told of
+//   kWait                                  answered when kCheck would say found; number: 1 by an
+//                                          element of a queue, which only one of those who wait is
+//                                          told of; 0 by a key, which all may see; less, and its
+//                                          value is with it, read -1 - number microseconds or more
+//                                          after the request was made
 //   kDelete                                found, number (0 or 1): whether there was such a key;
 //                                          queues stay
 //   kAppend      value                     answered once appended; a missing key is created
@@ -52,6 +55,9 @@ enum class KvOp : uint8_t {
   kBarrier,
   kQueueLen,
 };
+
+// A longer value is not sent to those who wait for its key.
+constexpr size_t kMostAwaited = 4096;
 
 struct KvRequest {
   KvOp op = KvOp::kGet;

@@ -150,6 +150,7 @@ bool StoreSession::step() {
     }
     consume(1);
     op_ = op;
+    if (op != kGet && op != kMultiGet) forget_awaited();
     field_ = 0;
     left_ = row(op).counted ? std::nullopt : std::optional<uint64_t>(1);
     parsed_ = false;
@@ -367,6 +368,14 @@ void StoreSession::request(KeyValue* keys, KvRequest&& request) {
   uint64_t slot = next_slot_++;
   outstanding_.emplace(slot, std::nullopt);
   asked_ = keys;
+  if (op_ == kWait) awaited_keys_.push_back(request.key);
+  if (op_ == kGet || op_ == kMultiGet) {
+    if (auto it = awaited_.find(request.key); it != awaited_.end()) {
+      KvReply reply;
+      reply.value = it->second;
+      return answered(slot, std::move(reply));
+    }
+  }
   uint64_t id = keys->request(std::move(request),
                               [this, slot](KvReply&& reply) { answered(slot, std::move(reply)); });
   if (auto it = outstanding_.find(slot); it != outstanding_.end()) {
@@ -384,6 +393,8 @@ void StoreSession::answered(uint64_t slot, KvReply&& reply) {
   }
   if (op_ == kMultiGet) {
     send_in_order(slot, std::move(reply));
+  } else if (op_ == kWait) {
+    keep_awaited(slot, std::move(reply));
   } else {
     all_found_ = all_found_ && reply.found;
     reply_ = std::move(reply);
@@ -391,6 +402,19 @@ void StoreSession::answered(uint64_t slot, KvReply&& reply) {
   // Only when all are through: a window's worth of waiting is nothing beside a MULTI_SET's length.
   if (outstanding_.empty()) writing_.clear();
   pump();
+}
+
+void StoreSession::keep_awaited(uint64_t slot, KvReply&& reply) {
+  if (reply.number >= 0 || awaited_bytes_ + reply.value.size() > kMaxAwaited) return;
+  awaited_bytes_ += reply.value.size();
+  awaited_[awaited_keys_[slot - first_slot_]] = std::move(reply.value);
+}
+
+void StoreSession::forget_awaited() {
+  if (awaited_keys_.empty()) return;
+  awaited_keys_.clear();
+  awaited_.clear();
+  awaited_bytes_ = 0;
 }
 
 void StoreSession::send_in_order(uint64_t slot, KvReply&& reply) {
@@ -444,6 +468,7 @@ void StoreSession::finish() {
     default:
       break;
   }
+  if (op_ != kWait) forget_awaited();
   reply_ = KvReply{};
 }
 

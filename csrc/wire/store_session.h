@@ -40,6 +40,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "wire/key_value.h"
 
@@ -59,6 +60,8 @@ class StoreSession {
   // Ours: keys of one WAIT, in bytes together; input that came while it should have been held back.
   static constexpr size_t kMaxWaitBytes = 32 * 1024 * 1024;
   static constexpr size_t kMaxBacklog = 64 * 1024 * 1024;
+  // Values that came with the answers of one WAIT, in bytes together.
+  static constexpr size_t kMaxAwaited = 64 * 1024;
 
   // `drop` is called at most once, because the client broke the protocol or a request of its was
   // refused; the session then ignores everything.  None of the functions may destroy the session:
@@ -110,6 +113,8 @@ class StoreSession {
   KeyValue* whole_store();
   void request(KeyValue* keys, KvRequest&& request);
   void answered(uint64_t slot, KvReply&& reply);
+  void keep_awaited(uint64_t slot, KvReply&& reply);
+  void forget_awaited();
   void finish();
   void cancel_all();
   void send_in_order(uint64_t slot, KvReply&& reply);
@@ -149,6 +154,11 @@ class StoreSession {
   KeyValue* asked_ = nullptr;
   // slot -> id of the request; none while it is being made
   std::unordered_map<uint64_t, std::optional<uint64_t>> outstanding_;
+  // Values read after the WAIT before this frame began, for the GET or MULTI_GET that torch's get()
+  // sends right after it: the client has heard nothing in between.
+  std::vector<std::string> awaited_keys_;
+  std::unordered_map<std::string, std::string> awaited_;
+  size_t awaited_bytes_ = 0;
   std::unordered_set<std::string> writing_;        // MULTI_SET: keys under way
   std::deque<std::optional<std::string>> values_;  // MULTI_GET: from first_slot_ on
   bool all_found_ = true;

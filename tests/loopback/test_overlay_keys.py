@@ -114,6 +114,27 @@ def many_waiters(me):
     leave(me, world)
 
 
+def nothing_old(me, turns):
+    world = me.join()
+    keys, seen = world.keys, 0
+    if me.rank == 0:
+        for turn in range(1, turns + 1):
+            keys.set("data", b"%d" % turn, 20)
+            keys.set("known", b"%d" % turn, 20)
+    while seen < turns and me.rank > 0:
+        # The ranks of a host wait for the same keys, and their waits are merged.
+        known = int(keys.get(["known"], 20)[0])
+        seen = int(keys.get(["data"], 20)[0])
+        assert seen >= known, f"read {seen} although {known} was known to be written"
+    leave(me, world)
+
+
+def test_a_get_never_gives_what_was_there_before_a_write_that_its_reader_knows_of(checked_jobs):
+    with checked_jobs([1, 3, 3], env=DEEP) as job:
+        job.start_all(nothing_old, 500)
+        job.values()
+
+
 def test_one_set_answers_waiters_on_every_host(checked_jobs):
     with checked_jobs([2, 2, 2, 3], env=DEEP) as job:
         job.start_all(many_waiters)

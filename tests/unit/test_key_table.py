@@ -194,9 +194,26 @@ def test_a_wait_says_whether_an_element_or_a_key_ended_it(table):
         table.ask(key, WAIT, key)
     table.now(PUSH, b"q", b"")
     table.now(SET, b"k", b"")
-    assert [answer[:3] for answer in table.answers] == [(b"q", True, 1), (b"k", True, 0)]
+    assert [answer[:3] for answer in table.answers] == [(b"q", True, 1), (b"k", True, -1)]
     assert table.now(WAIT, b"q")[1] == 1
-    assert table.now(WAIT, b"k")[1] == 0
+    assert table.now(WAIT, b"k")[1] == -1
+
+
+def test_a_short_value_comes_with_the_end_of_a_wait_for_it(table):
+    long = b"x" * 4097
+    for key, value in ((b"k", b"v"), (b"n", b""), (b"long", long), (b"e", long[1:])):
+        table.ask(key, WAIT, key)
+        table.ask("writer", SET, key, value)
+    ends = [answer[:4] for answer in table.answers if answer[0] != "writer"]
+    assert ends == [
+        (b"k", True, -1, b"v"),
+        (b"n", True, -1, b""),
+        (b"long", True, 0, b""),
+        (b"e", True, -1, long[1:]),
+    ]
+    assert table.now(WAIT, b"k") == (True, -1, b"v")
+    assert table.now(WAIT, b"long") == (True, 0, b"")
+    assert table.now(SET, b"k", b"w") and table.now(WAIT, b"k") == (True, -1, b"w")
 
 
 def test_a_barrier_ends_for_all_with_the_last_arrival(table):

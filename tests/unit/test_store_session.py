@@ -85,6 +85,34 @@ def test_the_keys_of_one_frame_are_asked_for_together_and_joined_in_order(sessio
     assert session.sent() == text(b"A") + text(b"") + text(b"C")
 
 
+def test_what_came_with_a_wait_answers_the_get_right_after_it_and_nothing_else(session, keys):
+    session.feed(keyed(WAIT, b"a", b"b"))
+    session.answer(0, value="A", number=-1)
+    session.answer(1)
+    session.feed(keyed(MULTI_GET, b"a", b"b"))
+    assert keys.asked == [b"a", b"b", b"b"]
+    session.answer(2, value="B")
+    assert session.sent() == b"\0" + text(b"A") + text(b"B")
+
+    # Whatever comes between may have told the client of a newer value.
+    for between in (
+        keyed(GET, b"c"),
+        keyed(SET, b"c", values=[text(b"v")]),
+        bytes([PING]) + b"1234",
+    ):
+        session.feed(keyed(WAIT, b"a"))
+        session.answer(session.unanswered()[0], value="A", number=-1)
+        session.feed(between)
+        for slot in session.unanswered():
+            session.answer(slot)
+        session.sent()
+        before = len(keys.asked)
+        session.feed(keyed(GET, b"a"))
+        assert keys.asked[before:] == [b"a"]
+        session.answer(session.unanswered()[0], value="new")
+        assert session.sent() == text(b"new")
+
+
 def test_a_wait_that_is_half_answered_is_cancelled_whole(session):
     session.feed(keyed(WAIT, b"a", b"b", b"c"))
     assert session.waiting
