@@ -28,7 +28,7 @@ def program(name: str) -> Path:
     if not objects:
         sys.exit("benchmarks: no objects under build/obj; run `make native` first")
     made = BUILT / name
-    needs = [SOURCES / f"{name}.cc", SOURCES / "rig.h", *objects]
+    needs = [SOURCES / f"{name}.cc", *SOURCES.glob("*.h"), *objects]
     if not made.exists() or made.stat().st_mtime < _newest(needs):
         BUILT.mkdir(parents=True, exist_ok=True)
         flags = ["-std=c++17", "-O2", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{SOURCES}"]

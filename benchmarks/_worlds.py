@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from _counting import Operations
 from commkit import _C, api, patch
 
 A_HOST = 8
-TIMEOUT = timedelta(seconds=600)
 HOW = "real ranks on simulated hosts of 8, loopback"
 
 
@@ -75,7 +73,7 @@ def _starter(
         def start() -> dict[str, Any]:
             used = _processor_seconds()
             began = time.monotonic()
-            init(backend, timeout=TIMEOUT)
+            init(backend)
             marks = {"began": began, "init": time.monotonic(), **then()}
             report: dict[str, Any] = {
                 "marks": marks,

@@ -39,13 +39,13 @@ def workers_for(ranks: int) -> int:
     return max(2, math.ceil(ranks / 8 * DESCRIPTORS_A_HOST / DESCRIPTORS))
 
 
-def run(command: list[str], environment: dict[str, str] | None = None) -> Row:
+def run(command: list[str], environment: dict[str, str] | None = None, timeout: float = 300) -> Row:
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         env={**os.environ, **(environment or {})},
-        timeout=300,
+        timeout=timeout,
     )
     if done.returncode != 0:
         raise RuntimeError(

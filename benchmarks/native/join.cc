@@ -1,11 +1,17 @@
 // Simulated ranks join a world: real Agent objects and real sockets, many hosts in a worker
 // process.
 //
-//   ranks= per_host= workers= port= degree= secret= spread= shuffle= timeout=
+//   ranks= per_host= workers= port= degree= secret= spread= shuffle= timeout= tp= dp= pp=
 //
 // Worker 0 holds the root's host alone, so its counters are those of a root.  A simulated rank is a
 // Unix connection that sends the join request of a real one and reads the answer.  Agents write no
 // logs. Prints one JSON line.
+//
+// With tp, dp and pp (their product the ranks) a rank that has heard that the world is formed goes
+// on to create Megatron's groups as far as that is commkit's part: one digest of all ranks is
+// compared over the tree; then in each group the first rank sets an id of 128 bytes, and the others
+// wait for it and get it, as NCCL's do.  A real rank sends the latter over its store's connection;
+// here they go over the one it has, which the agent handles alike.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -13,9 +19,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <random>
 
+#include "megatron.h"
+#include "net/crypto.h"
 #include "net/stream.h"
 #include "overlay/agent.h"
 #include "overlay/protocol.h"
@@ -35,22 +44,35 @@ struct Plan {
   std::string secret;
   double spread = 0;
   bool shuffle = true;
+  megatron::Shape shape;
   int hosts() const { return (ranks + per_host - 1) / per_host; }
 };
 
 struct Counters {
-  uint64_t peak_open = 0, accepted = 0, messages = 0, bytes = 0;
+  uint64_t peak_open = 0, accepted = 0, messages = 0, bytes = 0, operations = 0;
   void most(const Counters& other) {
     peak_open = std::max(peak_open, other.peak_open);
     accepted = std::max(accepted, other.accepted);
     messages = std::max(messages, other.messages);
     bytes = std::max(bytes, other.bytes);
+    operations = std::max(operations, other.operations);
+  }
+};
+
+// When the last rank had joined, had compared digests, had all its ids.
+struct Marks {
+  double joined = 0, agreed = 0, exchanged = 0;
+  void last(const Marks& other) {
+    joined = std::max(joined, other.joined);
+    agreed = std::max(agreed, other.agreed);
+    exchanged = std::max(exchanged, other.exchanged);
   }
 };
 
 struct Result {
-  double last = 0;
+  Marks marks;
   Counters root, others;
+  uint64_t bytes = 0, messages = 0;  // of all agents, sent and received
   long resident = 0;
   double cpu = 0;
 };
@@ -98,7 +120,7 @@ class Worker {
     loop_.run();
     (void)start;
     Result result;
-    result.last = last_;
+    result.marks = marks_;
     // The others may still need this worker's agents.
     shared_->done++;
     loop_stays();
@@ -106,7 +128,9 @@ class Worker {
       const auto& traffic = *agents_[i]->traffic();
       Counters counters{traffic.peak_open, agents_[i]->accepted_total(),
                         traffic.frames_in + traffic.frames_out,
-                        traffic.bytes_in + traffic.bytes_out};
+                        traffic.bytes_in + traffic.bytes_out, agents_[i]->operations()};
+      result.bytes += counters.bytes;
+      result.messages += counters.messages;
       (root && i == 0 ? result.root : result.others).most(counters);
     }
     result.resident = rig::resident_mib();
@@ -161,29 +185,116 @@ class Worker {
       if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&where), size) < 0)
         die("a rank's connection");
       auto stream = Stream::make(loop_, fd, "agent");
-      stream->on_frames(
-          [this](uint16_t type, std::string_view payload) { answered(type, payload); });
+      size_t place = ranks_.size();
+      stream->on_frames([this, place](uint16_t type, std::string_view payload) {
+        answered(ranks_[place], type, payload);
+      });
       stream->on_close([](const std::string& why) { die("a rank lost its agent: " + why); });
       stream->start();
       Writer w;
       w.u32(commkit::kMagic).u32(600000).u32(1000).i32(rank).i32(local);
       stream->send_frame(commkit::kRankJoin, w.take() + common);
-      ranks_.push_back(std::move(stream));
+      ranks_.push_back({std::move(stream), rank, {}, 0});
     }
     expected_ += static_cast<int>(std::min(plan_.per_host, plan_.ranks - host * plan_.per_host));
     ++begun_;
   }
 
-  void answered(uint16_t type, std::string_view payload) {
-    if (type == commkit::kFailed) {
-      commkit::Reader r(payload);
-      std::string kind = r.str();
-      die(kind + ": " + r.str());
+  struct Rank {
+    StreamPtr stream;
+    int rank;
+    std::vector<std::string> keys;  // of its groups' ids
+    size_t missing;                 // ids that it has not set or got
+  };
+
+  static constexpr uint64_t kDigestId = 1, kFirstKeyId = 2;
+
+  void answered(Rank& rank, uint16_t type, std::string_view payload) {
+    commkit::Reader r(payload);
+    switch (type) {
+      case commkit::kFailed: {
+        std::string kind = r.str();
+        die(kind + ": " + r.str());
+      }
+      case commkit::kOpFailed: {
+        r.u64();
+        std::string kind = r.str();
+        die(kind + ": " + r.str());
+      }
+      case commkit::kFormed:
+        if (plan_.shape.tp > 0) {
+          compare_digest(rank);
+        } else {
+          rank_done();
+        }
+        marks_.joined = commkit::now();
+        return;
+      case commkit::kOpDone:
+        marks_.agreed = commkit::now();
+        return exchange_ids(rank);
+      case commkit::kKeyDone: {
+        uint64_t id = r.u64();
+        return key_done(rank, id, commkit::get_reply(r));
+      }
+      default:
+        return;
     }
-    if (type != commkit::kFormed) return;
-    if (++formed_ < expected_ || begun_ < static_cast<int>(hosts_.size())) return;
-    last_ = commkit::now();
+  }
+
+  void rank_done() {
+    if (++finished_ < expected_ || begun_ < static_cast<int>(hosts_.size())) return;
     loop_.stop();
+  }
+
+  void compare_digest(Rank& rank) {
+    static const std::string digest = commkit::sha256("a layout");
+    static const std::string description(300, 'd');
+    Writer w;
+    w.u64(kDigestId).u8(commkit::kAgree).str("groups#0").u32(600000).i32(-1).u8(1);
+    w.str(digest).str(description);
+    rank.stream->send_frame(commkit::kRankOp, w.take());
+  }
+
+  void ask(Rank& rank, size_t group, commkit::KvOp op) {
+    commkit::KvRequest request;
+    request.op = op;
+    request.key = rank.keys[group];
+    if (op == commkit::KvOp::kSet) request.value.assign(128, 'i');
+    Writer w;
+    w.u64(kFirstKeyId + 2 * group + (op == commkit::KvOp::kGet ? 1 : 0));
+    put(w, request);
+    rank.stream->send_frame(commkit::kRankKey, w.take());
+  }
+
+  // A rank creates its groups one after the other or in several threads; what that adds is the
+  // rank's own affair, so here it asks for all at once.
+  void exchange_ids(Rank& rank) {
+    std::vector<bool> first;
+    megatron::groups_of(plan_.shape, rank.rank,
+                        [&](const char* family, int lowest, int, int place) {
+                          rank.keys.push_back(megatron::id_key(family, lowest));
+                          first.push_back(place == 0);
+                        });
+    rank.missing = rank.keys.size();
+    for (size_t i = 0; i < first.size(); ++i)
+      ask(rank, i, first[i] ? commkit::KvOp::kSet : commkit::KvOp::kWait);
+    if (rank.missing == 0) rank_done();
+  }
+
+  void key_done(Rank& rank, uint64_t id, commkit::KvReply reply) {
+    size_t group = (id - kFirstKeyId) / 2;
+    bool got = (id - kFirstKeyId) % 2 == 1;
+    bool set = first_in(rank, group);
+    if (!set && !got && reply.number >= 0) return ask(rank, group, commkit::KvOp::kGet);
+    if (!set && reply.value != std::string(128, 'i')) die("an id that is not the one that was set");
+    if (--rank.missing > 0) return;
+    marks_.exchanged = commkit::now();
+    rank_done();
+  }
+
+  bool first_in(const Rank& rank, size_t group) const {
+    std::string owner = "commkit:" + std::to_string(rank.rank) + "/";
+    return rank.keys[group].compare(0, owner.size(), owner) == 0;
   }
 
   void loop_stays() {
@@ -203,9 +314,9 @@ class Worker {
   commkit::Fields fields_;
   Loop loop_;
   std::vector<std::unique_ptr<Agent>> agents_;
-  std::vector<StreamPtr> ranks_;
-  int expected_ = 0, formed_ = 0, begun_ = 0;
-  double last_ = 0;
+  std::deque<Rank> ranks_;  // whose places stay
+  int expected_ = 0, finished_ = 0, begun_ = 0;
+  Marks marks_;
 };
 
 }  // namespace
@@ -221,6 +332,12 @@ int main(int argc, char** argv) {
   plan.secret = arguments.text("secret", "");
   plan.spread = arguments.number("spread", 0);
   plan.shuffle = arguments.whole("shuffle", 1) != 0;
+  plan.shape = {arguments.whole("tp", 0), arguments.whole("dp", 0), arguments.whole("pp", 0)};
+  if (plan.shape.tp > 0 && plan.shape.ranks() != plan.ranks) {
+    std::fprintf(stderr, "join: tp * dp * pp is %d, expected %d ranks\n", plan.shape.ranks(),
+                 plan.ranks);
+    return 2;
+  }
   rig::raise_file_limit();
   bool isolated = rig::isolate();
   rig::Shared* shared = rig::share();
@@ -269,7 +386,9 @@ int main(int argc, char** argv) {
   for (int w = 0; good && w <= plan.workers; ++w) {
     Result one;
     if (read(results[0], &one, sizeof one) != sizeof one) die("a worker's result");
-    all.last = std::max(all.last, one.last);
+    all.marks.last(one.marks);
+    all.bytes += one.bytes;
+    all.messages += one.messages;
     all.root.most(one.root);
     all.others.most(one.others);
     all.resident += one.resident;
@@ -285,17 +404,25 @@ int main(int argc, char** argv) {
     return "{\"peak_open\": " + std::to_string(c.peak_open) +
            ", \"accepted_total\": " + std::to_string(c.accepted) +
            ", \"messages\": " + std::to_string(c.messages) +
-           ", \"bytes\": " + std::to_string(c.bytes) + "}";
+           ", \"bytes\": " + std::to_string(c.bytes) +
+           ", \"operations\": " + std::to_string(c.operations) + "}";
   };
   std::printf(
       "{\"ranks\": %d, \"isolated\": %s, \"hosts\": %d, \"workers\": %d, \"seconds\": %.5f, "
       "\"cpu_seconds\": %.3f, "
       "\"resident_mib\": %ld, "
-      "\"overflows\": %lu, \"retransmits\": %lu, \"root\": %s, \"busiest_other\": %s}\n",
-      plan.ranks, isolated ? "true" : "false", plan.hosts(), plan.workers, all.last - start,
+      "\"overflows\": %lu, \"retransmits\": %lu, \"root\": %s, \"busiest_other\": %s",
+      plan.ranks, isolated ? "true" : "false", plan.hosts(), plan.workers, all.marks.joined - start,
       all.cpu, all.resident,
       static_cast<unsigned long>(after["ListenOverflows"] - before["ListenOverflows"]),
       static_cast<unsigned long>(after["TCPSynRetrans"] - before["TCPSynRetrans"]),
       counters(all.root).c_str(), counters(all.others).c_str());
+  if (plan.shape.tp > 0)
+    std::printf(
+        ", \"digest_seconds\": %.5f, \"ids_seconds\": %.5f, \"all_bytes\": %lu, "
+        "\"all_messages\": %lu",
+        all.marks.agreed - start, all.marks.exchanged - start,
+        static_cast<unsigned long>(all.bytes), static_cast<unsigned long>(all.messages));
+  std::printf("}\n");
   return 0;
 }
