@@ -28,7 +28,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
-from commkit import devices, groups, launch, overlay, report
+from commkit import devices, groups, launch, overlay, rendezvous, report
 from commkit.environ import Exported, check_gloo_interface, described
 from commkit.errors import CommkitError, DigestMismatch, LaunchError, RankDied, UsageError
 from commkit.groups import (
@@ -280,6 +280,7 @@ def leave_world() -> None:
     if live is None:
         return
     groups.detach()
+    rendezvous.forget()
     live.exported.withdraw()
     began = time.monotonic()
     try:
@@ -309,6 +310,7 @@ def _observe_torch() -> None:
     torch offers no callback, scripts bind destroy_process_group by name before commkit is asked
     for anything, and groups are also aborted: what all of these call is this setter.
     """
+    rendezvous.observe(world)
     setter: Any = getattr(c10d, "_update_default_pg", None)
     if setter is None or hasattr(setter, "_commkit"):
         return  # without the setter the world is left by the next init or at exit
@@ -428,6 +430,7 @@ def _abandon(live: _Live, error: BaseException) -> None:
     global _live
     _live = None
     groups.detach()
+    rendezvous.forget()
     if dist.is_initialized():
         with contextlib.suppress(Exception):
             _torch_destroy()

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Oldest that pyproject.toml allows, some between, and the newest that is known to work.
 VERSIONS = ("2.6.0", "2.8.0", "2.10.0", "2.13.0", "2.14.1")
 NEWEST = VERSIONS[-1]
-TESTS = ("api", "store_agent", "store_torch", "run", "patch", "launch_torchrun")
+TESTS = ("api", "store_agent", "store_torch", "run", "patch", "rendezvous", "launch_torchrun")
 
 
 @dataclass(frozen=True, slots=True)
