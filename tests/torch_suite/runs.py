@@ -28,7 +28,8 @@ DEADLINE = 900
 @dataclass
 class Run:
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
-    groups: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)  # torch's default ones
+    subgroups: list[dict[str, Any]] = field(default_factory=list)  # all others
     log: str = ""
 
     def summary(self, name: str) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def run(
         if "test" in line:
             result.tests[line.pop("test")] = line
         else:
-            result.groups.append(line)
+            (result.subgroups if "subgroup" in line else result.groups).append(line)
     return result
 
 

@@ -6,7 +6,7 @@
 The tests come with the installed torch (torch.testing._internal.distributed).  The files that start
 them exist in torch's repository alone; this script takes their place: the variables, and one fork
 a rank.  It knows nothing of commkit but how to tell who made a group.  OUT gets a JSON object a
-line: one for each test, and one for each default group that a rank has made.
+line: one for each test, and one for each group that a rank has made.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def note(out: Path, **entry: Any) -> None:
 def forked(out: Path) -> Any:
     """torch's test class, with forked ranks."""
     import torch
+    import torch.distributed as dist
     import torch.distributed.distributed_c10d as c10d
     from torch.testing._internal.distributed import distributed_test
 
@@ -66,6 +67,14 @@ def forked(out: Path) -> Any:
             note(out, group=name, rank=rank, size=group.size(), store=kind, commkit=by_commkit)
 
     c10d._update_default_pg = observed
+    register: Any = c10d._register_process_group
+
+    def registered(name: Any, group: Any) -> None:
+        register(name, group)
+        if dist.is_initialized():
+            note(out, subgroup=Forked.current, rank=dist.get_rank(), name=name)
+
+    c10d._register_process_group = registered
 
     class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         current = ""
