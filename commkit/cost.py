@@ -31,6 +31,8 @@ ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES
 RANKS_PER_ID = 128  # TORCH_NCCL_RANKS_PER_ROOT, unless it is set
 #: What torch appends to a group's name, about: "/cuda//", and which of the ids.
 KEY_SUFFIX = 10
+#: Every rank of every group is looked at.
+MOST_RANKS = 1 << 20
 BARRIER_OPERATIONS = 3  # of a rank, for a group
 
 # Agents (csrc/net/codec.h, csrc/overlay/protocol.h): 8 bytes of header, 4 for a text's length.
@@ -78,6 +80,8 @@ def estimate(layout: Layout, *, ranks_per_host: int = 8, merged_reads: bool = Fa
     if ranks_per_host < 1:
         raise LayoutError(f"{ranks_per_host} ranks per host: expected at least 1")
     world = layout.world_size
+    if world > MOST_RANKS:
+        raise LayoutError(f"{world:,} ranks are too many to count: at most {MOST_RANKS:,}")
     agents = Agents(math.ceil(world / ranks_per_host), merged_reads=merged_reads)
     per_rank, single = [0] * world, [0] * world
     total = central = central_bytes = 0

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from commkit.errors import LayoutError, UsageError
-from commkit.ranks import Steps, brief, check_ranks, merged, runs, shown_steps, steps_of
+from commkit.ranks import Steps, brief, check_ranks, merged, runs, shown, shown_steps, steps_of
 
 
 class Family:
@@ -60,11 +61,13 @@ class Family:
     def _description(self) -> str:
         raise NotImplementedError
 
-    def _check(self, rank: int) -> None:
+    def _checked(self, rank: int) -> int:
+        rank = operator.index(rank)  # an integer of numpy must not get into the groups
         if not 0 <= rank < self.world_size:
             raise UsageError(
                 f"family {self.name!r}: rank {rank} is outside a world of {self.world_size}"
             )
+        return rank
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {self.describe()}>"
@@ -125,7 +128,7 @@ class GridFamily(Family):
         return tuple(base + self._offset(first + i * apart) for i in range(size))
 
     def part(self, rank: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        self._check(rank)
+        rank = self._checked(rank)
         if rank >= self.covered:
             return ()
         base, position, factor = rank, 0, 1
@@ -241,7 +244,7 @@ class ListFamily(Family):
         self.disjoint = self.waves == 1
 
     def part(self, rank: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        self._check(rank)
+        rank = self._checked(rank)
         if rank not in self._first:
             return ()
         numbers = (self._first[rank], *self._more.get(rank, ()))
@@ -258,7 +261,7 @@ class ListFamily(Family):
 def _listable(name: str, groups: Any) -> Iterable[Any]:
     if isinstance(groups, str | bytes | dict) or not isinstance(groups, Iterable):
         raise LayoutError(
-            f"family {name!r}: {groups!r} is no list of groups: expected one such as [[0, 1], [2]]"
+            f"family {name!r}: {shown(groups)} is no list of groups, such as [[0, 1], [2]]"
         )
     return groups
 

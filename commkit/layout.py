@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from commkit import sizes
 from commkit.errors import LayoutError, UsageError
 from commkit.families import Family, ListFamily
 from commkit.grids import Dimensions, Grids, Meaning, megatron, strides
+from commkit.ranks import shown
 from commkit.sizes import ORDER
 
 __all__ = ["ORDER", "Layout", "Words", "from_lists", "from_mesh", "parse"]
@@ -153,8 +153,8 @@ def parse(
 
 
 def from_mesh(
-    shape: Sequence[int],
-    names: Sequence[str] | None,
+    shape: Iterable[int],
+    names: Iterable[str] | None,
     world_size: int,
     *,
     families: Words | None = None,
@@ -168,6 +168,10 @@ def from_mesh(
     Raises LayoutError.
     """
     world_size = sizes.world(world_size)
+    if not isinstance(shape, Iterable) or isinstance(shape, str | bytes):
+        raise LayoutError(f"mesh shape {shown(shape)}: expected sizes, such as (2, 4)")
+    if isinstance(names, str | bytes):
+        raise LayoutError(f"mesh names {shown(names)}: expected names, such as ('dp', 'tp')")
     lengths = [sizes.positive(f"mesh dimension {index}", size) for index, size in enumerate(shape)]
     if not lengths:
         raise LayoutError("the shape of a mesh is empty: expected one size or more, such as (2, 4)")
@@ -201,9 +205,11 @@ def from_lists(
     """
     world_size = sizes.world(world_size)
     if not isinstance(families, Mapping):
-        raise LayoutError(f"families {families!r}: expected {{name: [[0, 1], [2, 3]], ...}}")
+        raise LayoutError(f"families {shown(families)}: expected {{name: [[0, 1], [2, 3]], ...}}")
     if isinstance(overlap, str):
         overlap = (overlap,)
+    if not isinstance(overlap, Collection):
+        raise LayoutError(f"overlap {shown(overlap)}: expected names of families")
     if unknown := [name for name in overlap if name not in families]:
         raise LayoutError(
             f"overlap names {unknown[0]!r}, which is no family: there are "
@@ -213,7 +219,7 @@ def from_lists(
         _name(name): ListFamily(name, world_size, groups, overlap=name in overlap)
         for name, groups in families.items()
     }
-    return Layout(world_size, MappingProxyType(result))
+    return Layout(world_size, result)
 
 
 def _name(name: Any) -> str:
@@ -230,6 +236,8 @@ def _kept(grid: Dimensions, named: Collection[str]) -> Dimensions:
 def _layout(grids: Grids, words: Words, mesh: Dimensions, expert_mesh: Dimensions) -> Layout:
     if isinstance(words, str):
         words = [word.strip() for word in words.split(",")]
+    if not isinstance(words, Iterable):
+        raise LayoutError(f"families {shown(words)}: expected words, such as ['tp', 'dp']")
     pairs = words.items() if isinstance(words, Mapping) else [(word, word) for word in words]
     families: dict[str, Family] = {}
     names: dict[Meaning, str] = {}
@@ -242,11 +250,11 @@ def _layout(grids: Grids, words: Words, mesh: Dimensions, expert_mesh: Dimension
         raise LayoutError("families: expected at least one")
     return Layout(
         grids.world_size,
-        MappingProxyType(families),
+        families,
         mesh_shape=tuple(d.size for d in mesh),
         mesh_names=tuple(d.name for d in mesh),
         expert_mesh_shape=tuple(d.size for d in expert_mesh),
         expert_mesh_names=tuple(d.name for d in expert_mesh),
         _grids=grids,
-        _names=MappingProxyType(names),
+        _names=names,
     )

@@ -7,6 +7,7 @@ ranks must agree on is the layout's digest.
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
 import threading
 import urllib.parse
@@ -106,6 +107,7 @@ def make(layout: Layout, rank: int, generations: Generations) -> GroupPlan:
 
     Raises LayoutError if the world has no such rank.
     """
+    rank = operator.index(rank)
     if not 0 <= rank < layout.world_size:
         raise LayoutError(f"rank {rank} is outside a world of {layout.world_size}")
     groups: list[Group] = []

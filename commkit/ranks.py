@@ -25,7 +25,8 @@ def check_ranks(ranks: Any, world_size: int, what: str = "ranks") -> tuple[int, 
     if ranks is None:
         return tuple(range(world_size))
     if isinstance(ranks, range):
-        result = tuple(ranks)
+        # One that is too long is not made first: its ends are outside the world.
+        result = tuple(ranks if len(ranks) <= world_size else (ranks[0], ranks[-1]))
     else:
         result = tuple(_integer(rank, what) for rank in _elements(ranks, what))
         if isinstance(ranks, set | frozenset):
@@ -50,7 +51,7 @@ def _elements(ranks: Any, what: str) -> Iterable[Any]:
         ranks = ranks.tolist()
     if isinstance(ranks, str | bytes | bytearray | Mapping) or not isinstance(ranks, Iterable):
         raise LayoutTypeError(
-            f"{what}: {_shown(ranks)} ({type(ranks).__name__}) is no list of ranks: expected "
+            f"{what}: {shown(ranks)} ({type(ranks).__name__}) is no list of ranks: expected "
             "integers, such as [0, 1]"
         )
     return ranks
@@ -58,16 +59,19 @@ def _elements(ranks: Any, what: str) -> Iterable[Any]:
 
 def _integer(rank: Any, what: str) -> int:
     try:
-        if type(rank).__name__.startswith("bool"):  # bool, numpy's bool
+        # Of numpy's and torch's scalars their own: a truth value is an index, too.
+        value = rank.tolist() if hasattr(rank, "tolist") else rank
+        if isinstance(value, bool):
             raise TypeError
-        return operator.index(rank)
+        return operator.index(value)
     except TypeError:
         raise LayoutTypeError(
-            f"{what}: {_shown(rank)} ({type(rank).__name__}) is no rank: expected an integer"
+            f"{what}: {shown(rank)} ({type(rank).__name__}) is no rank: expected an integer"
         ) from None
 
 
-def _shown(value: object, width: int = 60) -> str:
+def shown(value: object, width: int = 60) -> str:
+    """`value` for a message: one line, shortened."""
     text = " ".join(repr(value).split())
     return text if len(text) <= width else text[: width - 3] + "..."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from commkit.errors import LayoutError
 from commkit.grids import Dimensions, Grids, strides
+from commkit.ranks import shown
 
 ORDER = "tp-cp-ep-dp-pp"
 
@@ -17,6 +19,9 @@ _DENSE = ("tp", "cp", "dp", "pp")
 _HYBRID = ("dp_shard", "dp_replicate")
 _EXPERT = ("ep", "etp")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+MOST_RANKS = 1 << 24  # that the agents take (csrc/overlay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +49,31 @@ class Request:
 
 
 def world(world_size: Any) -> int:
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
-        raise LayoutError(f"world size {world_size!r}: expected an integer of at least 1")
-    return world_size
+    try:
+        size = 0 if isinstance(world_size, bool) else operator.index(world_size)
+    except TypeError:
+        size = 0
+    if not 1 <= size <= MOST_RANKS:
+        raise LayoutError(
+            f"world size {shown(world_size)}: expected an integer of at least 1"
+            + (f" and at most {MOST_RANKS}" if size > 1 else "")
+        )
+    return size
 
 
 def positive(what: str, size: Any, *, rest: bool = False) -> int:
-    """`size` as an int of at least 1; with `rest` -1 passes, too."""
+    """`size`, a number or its text, as an int of at least 1; with `rest` -1 passes, too."""
     try:
-        value = int(size) if isinstance(size, str) else size.__index__()
-    except (ValueError, AttributeError):
+        if isinstance(size, str):
+            value = int(size) if _NUMBER.fullmatch(size) else 0
+        else:
+            value = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
         value = 0
     if value < 1 and not (rest and value == -1):
         also = " or -1 (what remains)" if rest else ""
         raise LayoutError(f"{what}={size}: expected an integer of at least 1{also}")
-    return int(value)
+    return value
 
 
 def fits(terms: str, product: int, world_size: int, allow_partial: bool) -> None:
@@ -71,8 +86,8 @@ def fits(terms: str, product: int, world_size: int, allow_partial: bool) -> None
 def read(text: str, order: str) -> Request:
     """Raises LayoutError for what is wrong whatever the world size is."""
     if not isinstance(text, str):
-        raise LayoutError(f"layout {text!r}: expected text such as 'tp=8,dp=16'")
-    what = f"layout {text!r}"
+        raise LayoutError(f"layout {shown(text)}: expected text such as 'tp=8,dp=16'")
+    what = f"layout {shown(text)}"
     given: dict[str, int] = {}
     for item in text.split(",") if text.strip() else ():
         name, equals, value = (part.strip() for part in item.partition("="))
@@ -145,7 +160,7 @@ def grids(request: Request, world_size: int, allow_partial: bool) -> Grids:
 
 def _sizes(request: Request, world_size: int, allow_partial: bool) -> dict[str, int]:
     """All sizes but those of the experts' own dimensions: what remains is filled in."""
-    what = f"layout {request.text!r}"
+    what = f"layout {shown(request.text)}"
     sizes = {name: size for name, size in request.given.items() if name not in _EXPERT}
     if request.hybrid:
         _halves(sizes, what)
@@ -192,7 +207,7 @@ def _halves(sizes: dict[str, int], what: str) -> None:
 
 def _expert(request: Request, sizes: Mapping[str, int], dense: Dimensions) -> Dimensions:
     """The experts' grid: etp x ep x edp re-partition what tp x cp x dp are in the dense one."""
-    what = f"layout {request.text!r}"
+    what = f"layout {shown(request.text)}"
     tp, ep = sizes.get("tp", 1), request.given.get("ep", 1)
     etp = request.given.get("etp", tp)
     apart = [name for name in request.order if name not in ("tp", "cp", "dp", *_HYBRID, "ep")]

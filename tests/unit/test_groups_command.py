@@ -73,6 +73,7 @@ def test_the_documents_output_is_what_the_command_prints(groups_command, reposit
         (("tp=2", "--world", "8", "--rank", "8"), "rank 8 is outside a world of 8"),
         (("tp=2", "--world", "0"), "world size 0: expected an integer of at least 1"),
         (("tp=2", "--world", "8", "--dry-run", "--ranks-per-host", "0"), "0 ranks per host"),
+        (("tp=8", "--world", "8000000", "--dry-run"), "8,000,000 ranks are too many to count"),
         (("tp=2", "--world", "eight"), "'eight' is not a valid integer"),
         (("tp=2",), "Missing option '--world'"),
         (("tp=2", "--world", "8", "--families", "zp"), "no dimension 'zp' in this layout"),

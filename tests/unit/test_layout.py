@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -239,6 +240,12 @@ def test_experts_stay_within_a_dimension_of_ones_own():
         ("tp=2;dp=4", {}, r"tp=2;dp=4: expected an integer"),
         ("tp=two", {}, "tp=two: expected an integer of at least 1 or -1"),
         ("tp=2.0", {}, "tp=2.0: expected an integer"),
+        ("tp=1_0", {}, "tp=1_0: expected an integer"),
+        ("tp=\u0663", {}, "expected an integer"),
+        ("tp=" + "9" * 5000, {}, "expected an integer"),
+        ("tp=2", {"families": 3}, "families 3: expected words"),
+        ("tp=2", {"families": {"tp": 3}}, "family 3: expected a name"),
+        ("tp=2", {"order": None}, "order None: expected text"),
         ("tp=-2", {}, "tp=-2: expected an integer"),
         ("ep=-1", {}, "ep=-1: expected an integer of at least 1"),
         ("tp=-1,dp=-1", {}, "tp and dp would both be what remains; give the size of one"),
@@ -276,7 +283,7 @@ def test_a_wrong_layout_is_one_line_that_says_what(text, options, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("world", [0, -1, True, 2.0, "8", None])
+@pytest.mark.parametrize("world", [0, -1, True, 2.0, "8", None, 1 << 40, np.float64(8)])
 def test_a_wrong_world_size_is_refused(world):
     for make in (
         lambda: parse("tp=1", world),
@@ -316,6 +323,9 @@ def test_a_mesh_without_names_has_numbers_and_one_of_any_names_those():
         ((2, 2), ("a",), "expected as many names, not 1"),
         ((2, 2), ("a", "a"), "'a' is there more than once"),
         ((2, 2), ("a", ""), "expected a name that is not empty"),
+        ((2, 2), "ab", "mesh names 'ab': expected names"),
+        (4, None, r"mesh shape 4: expected sizes"),
+        ((2, True), None, "mesh dimension 1=True"),
         ((2, 4), ("a", "b"), r"2 \* 4 = 8, but the world size is 4"),
     ],
 )
@@ -356,6 +366,8 @@ def test_lists_keep_the_callers_order_of_families_groups_and_ranks():
         ({"a": [[0, 1], [1, 2]]}, LayoutError, r"rank 1 is in \[0-1\] and in \[1-2\]"),
         ({"a": [range(9)]}, LayoutError, "rank 8 is outside a world of 4"),
         ({"a": [range(0)]}, LayoutError, "no rank in it"),
+        ({"a": [range(10**15)]}, LayoutError, f"rank {10**15 - 1} is outside a world of 4"),
+        ([[0, 1]], LayoutError, r"families \[\[0, 1\]\]: expected {name"),
         ({"a": [[10**30]]}, LayoutError, "is outside a world of 4"),
     ],
 )
@@ -368,6 +380,20 @@ def test_overlap_of_a_family_that_is_not_there_is_refused():
     with pytest.raises(LayoutError, match="overlap names 'b', which is no family: there are 'a'"):
         from_lists({"a": [[0]]}, 4, overlap=["b"])
     assert from_lists({"ab": [[0], [0]]}, 4, overlap="ab")["ab"].waves == 2
+
+
+def test_layouts_go_to_other_processes_and_integers_of_numpy_stay_outside():
+    for made in (parse("tp=2,ep=2", np.int64(8), families="megatron"), from_lists({"a": [[1]]}, 8)):
+        again = pickle.loads(pickle.dumps(made))
+        assert again.digest() == made.digest()
+        for family in again.families.values():
+            assert all(type(rank) is int for group in family.of(np.int32(1)) for rank in group)
+
+
+@pytest.mark.parametrize("overlap", [True, 3])
+def test_overlap_is_names(overlap):
+    with pytest.raises(LayoutError, match=f"overlap {overlap}: expected names of families"):
+        from_lists({"a": [[0]]}, 4, overlap=overlap)
 
 
 def test_a_chain_of_overlapping_groups_takes_two_waves():
