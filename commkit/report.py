@@ -20,8 +20,9 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as torch_c10d
 from torch._C._distributed_c10d import ProcessGroup
 
-from commkit import _C, creation, groups
+from commkit import _C, creation, groups, nccl_log
 from commkit.errors import CommkitError, LaunchError
+from commkit.making import Creation
 from commkit.overlay import World
 from commkit.ranks import runs
 from commkit.version import VERSION
@@ -107,7 +108,25 @@ def phases(start_up: Mapping[str, float]) -> dict[str, float]:
         name = f"create/{one.family}" if one.family else "create"
         result[name] = result.get(name, 0.0) + one.seconds
     result.update((k, v) for k, v in of_groups.items() if k not in result)
+    result.update(_of_nccl(created))
     return result
+
+
+def _of_nccl(created: Sequence[Creation]) -> dict[str, float]:
+    """What NCCL itself says of the communicators of these groups, where its log can be read."""
+    timings = nccl_log.of_this_process()
+    if not timings or not dist.is_initialized():
+        return {}
+    made = [("default", dist.get_rank(), dist.get_world_size())]
+    for one in created:
+        group = one.group()
+        if group is not None and group in c10d._world.pg_map:
+            made.append((one.family or "unnamed", group.rank(), one.size))
+    return {
+        f"nccl/{family}/{part}": seconds
+        for family, timing in nccl_log.by_family(timings, made).items()
+        for part, seconds in {"total": timing.total, **timing.parts}.items()
+    }
 
 
 def _use_each() -> dict[str, float]:

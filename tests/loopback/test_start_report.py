@@ -192,3 +192,29 @@ def test_stock_torch_has_no_report(tmp_path):
     [(found, lines)] = torch_jobs.run(_stock, 1, log_dir=tmp_path, env=env)
     assert found is None and not path.exists()
     assert any("there is no report" in line for line in lines)
+
+
+def _with_a_log_of_nccl(place):
+    path = f"{place}/{os.getpid()}.log"
+    os.environ["NCCL_DEBUG_FILE"] = f"{place}/%p.log"
+    commkit.init_process_group("gloo", timeout=MINUTE, layout={"tp": [[0, 1]]})
+    rank = dist.get_rank()
+    line = "Init timings - ncclCommInitRankConfig: rank {} nranks {} total 0.37 "
+    with open(path, "w") as log:
+        for size in (3, 2) if rank < 2 else (3,):
+            print(
+                f"h:{os.getpid()}:7 [0] NCCL INFO {line.format(rank, size)}(kernels 0.28, rest 0.09)",
+                file=log,
+            )
+    whole = commkit.start_report()
+    commkit.destroy_process_group()
+    return whole
+
+
+def test_what_nccl_says_of_its_communicators_is_in_the_report(tmp_path):
+    phases = torch_jobs.run(_with_a_log_of_nccl, 3, tmp_path, log_dir=tmp_path)[0]["phases"]
+    assert {name: phase["ranks"] for name, phase in phases.items() if name.startswith("nccl/")} == {
+        **{f"nccl/default/{part}": 3 for part in ("total", "kernels", "rest")},
+        **{f"nccl/tp/{part}": 2 for part in ("total", "kernels", "rest")},
+    }
+    assert phases["nccl/tp/kernels"]["median"]["seconds"] == 0.28
