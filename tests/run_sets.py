@@ -20,7 +20,7 @@ from pathlib import Path
 import torch_matrix
 
 FIRST = ["tests/unit", "tests/packaging", "tests/fabric"]
-SECOND = ["tests/torch_suite"]
+SECOND = ["tests/torch_suite", "tests/frameworks"]
 RIG = ["tests/nccl_rig"]
 LAST = ["tests/loopback"]
 # The tests beside it have deadlines, so it takes what they leave.

@@ -95,6 +95,18 @@ def run(world_size, body, *arguments, deadline):
     return [values[rank] for rank in range(world_size)]
 
 
+def each(names, run_one):
+    """{name: result, or a line about those ranks that failed}: the other names have their turn."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = run_one(name)
+        except SystemExit as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            found[name] = f"{name}: {error}"
+    return found
+
+
 def report(value):
     """The program's result, as its last line."""
     print(json.dumps(value), flush=True)

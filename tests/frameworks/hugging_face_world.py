@@ -137,13 +137,14 @@ def body(name, directory):
     return {"found": found, "by_commkit": by_commkit, "names": names, "world": world}
 
 
+def one(name, deadline):
+    with tempfile.TemporaryDirectory() as directory:
+        return forked.run(WORLD, body, name, directory, deadline=deadline)
+
+
 def main():
     deadline, *names = sys.argv[1:]
-    found = {}
-    for name in names:
-        with tempfile.TemporaryDirectory() as directory:
-            found[name] = forked.run(WORLD, body, name, directory, deadline=float(deadline))
-    forked.report(found)
+    forked.report(forked.each(names, lambda name: one(name, float(deadline))))
 
 
 if __name__ == "__main__":

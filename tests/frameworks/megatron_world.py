@@ -11,6 +11,7 @@ is every rank in turn, without sums, and fake/31 every 31st; cpu:fake: real rank
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -30,20 +31,27 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 #: One call in so many is late, by up to so many seconds.
 LATE_CALLS, LATE_SECONDS = 20, 0.05
 
+#: What parallel_state knows before it has made anything.
+FRESH = {
+    name: value
+    for name, value in vars(parallel_state).items()
+    if name.startswith("_") and not name.startswith("__") and not callable(value)
+}
+
 
 def groups():
-    """Every group that parallel_state holds, by the name of its variable; lists are numbered."""
+    """Every group that parallel_state holds, by its variable and its place in a list or dict."""
     found = {}
-    for name, value in vars(parallel_state).items():
-        if (
-            not name.startswith("_")
-            or name.startswith("__")
-            or name == "_global_process_group_list"
-        ):
+    for name in FRESH:
+        value = getattr(parallel_state, name)
+        if name == "_global_process_group_list":
             continue
-        for index, group in enumerate(value if isinstance(value, list) else [value]):
+        several = dict(enumerate(value)) if isinstance(value, list) else value
+        if not isinstance(several, dict):
+            several = {"": value}
+        for key, group in several.items():
             if isinstance(group, dist.ProcessGroup):
-                found[f"{name}[{index}]" if isinstance(value, list) else name] = group
+                found[f"{name}{key}"] = group
     return found
 
 
@@ -63,11 +71,8 @@ def numbers():
 
 def forget():
     parallel_state.destroy_model_parallel()
-    # It leaves these behind.
-    for name, value in vars(parallel_state).items():
-        if name.isupper() and name.endswith(("_GROUP", "_GLOO", "_AG", "_CP", "_GROUPS")) and value:
-            setattr(parallel_state, name, None)
-    parallel_state._global_process_group_list = None
+    # It leaves some of its variables as they were.
+    vars(parallel_state).update(copy.deepcopy(FRESH))
 
 
 def added_up(group, rank, seed):

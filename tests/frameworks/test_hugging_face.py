@@ -21,33 +21,30 @@ pytestmark = [
 ]
 
 
-def run(names, directory, *, commkit):
-    return framework_programs.run(
-        "hugging_face_world.py",
-        DEADLINE,
-        *names,
-        commkit=commkit,
-        log_dir=directory,
-        deadline=START + DEADLINE * len(names),
+def cases(directory, *, commkit):
+    program = "hugging_face_world.py"
+    return framework_programs.Cases(
+        program, [], CASES, directory, commkit=commkit, start=START, each=DEADLINE
     )
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    found = run(CASES, tmp_path_factory.mktemp("stock"), commkit=False)
-    assert not any(one["by_commkit"] for ranks in found.values() for one in ranks)
-    return found
+    return cases(tmp_path_factory.mktemp("stock"), commkit=False)
 
 
 @pytest.fixture(scope="module")
-def through_commkit(tmp_path_factory):
-    return run(CASES, tmp_path_factory.mktemp("commkit"), commkit=True)
+def unchanged(tmp_path_factory):
+    return cases(tmp_path_factory.mktemp("commkit"), commkit=True)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_unchanged_script_computes_what_it_computes_on_stock_torch(case, stock, through_commkit):
-    ranks = through_commkit[case]
-    assert all(one["by_commkit"] and one["world"] == 2 for one in ranks)
-    assert [one["found"] for one in ranks] == [one["found"] for one in stock[case]]
+def test_an_unchanged_script_computes_what_it_computes_on_stock_torch(
+    case, stock, unchanged, request
+):
+    ours, theirs = unchanged.ranks(case, request), stock.ranks(case, request)
+    assert all(one["by_commkit"] and one["world"] == 2 for one in ours)
+    assert not any(one["by_commkit"] for one in theirs)
+    assert [one["found"] for one in ours] == [one["found"] for one in theirs]
     if case == "tensor_parallel":
-        assert all(any(name[:3] == "ck:" for name in one["names"]) for one in ranks)
+        assert all(any(name[:3] == "ck:" for name in one["names"]) for one in ours)

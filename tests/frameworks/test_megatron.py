@@ -34,6 +34,7 @@ LAYOUTS = {
         layout(tp=2, pp=2, ep=2, expert_tensor_parallel_size=1),
         layout(tp=2, pp=2, order="tp-cp-pp-ep-dp"),
         layout(cp=4, hierarchical_context_parallel_sizes=[2, 2]),
+        layout(pp=2, hybrid_context_parallel=True),
         # The sets of ranks of the first one again.
         layout(tp=2, cp=2, ep=2),
     ],

@@ -5,67 +5,81 @@ from __future__ import annotations
 import framework_programs
 import pytest
 
-#: Seconds for one case's world; the time until the program has imported torch comes on top.
-DEADLINE = 120
-
 CASES = [
     "fsdp_tp",
     "ddp",
     "dtensor",
     "functional",
-    "inductor",
     "pipeline",
     "remote_calls",
     "saved_in_a_process",
 ]
 #: Those that commkit's own functions are tried with as well.
 NATIVE = ["fsdp_tp", "ddp"]
+#: These create no group besides the default one.
+DEFAULT_GROUP_ALONE = ["remote_calls", "saved_in_a_process"]
+
+#: Seconds for one case's world, and for the program to import everything.
+DEADLINE, START = 120, 60
+
+pytestmark = pytest.mark.timeout(2 * (START + DEADLINE * (len(CASES) + 1)) + 60)
 
 
-def run(api, names, directory, *, commkit):
-    return framework_programs.run(
-        "torch_world.py",
-        api,
-        DEADLINE,
-        *names,
-        commkit=commkit,
-        log_dir=directory,
-        deadline=60 + DEADLINE * len(names),
+def cases(api, names, directory, *, commkit):
+    return framework_programs.Cases(
+        "torch_world.py", [api], names, directory, commkit=commkit, start=START, each=DEADLINE
     )
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """What every case gives on stock torch."""
-    found = run("torch", CASES, tmp_path_factory.mktemp("stock"), commkit=False)
-    assert not any(one["by_commkit"] for ranks in found.values() for one in ranks)
-    return found
+    return cases("torch", CASES, tmp_path_factory.mktemp("stock"), commkit=False)
 
 
-def made_by_commkit(ranks):
-    """Whether commkit started the world of these and named what they created."""
-    names = [name for one in ranks for name in one["names"]]
-    return all(one["by_commkit"] for one in ranks) and any(name[:3] == "ck:" for name in names)
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory):
+    names = [*CASES, "inductor"]
+    return cases("torch", names, tmp_path_factory.mktemp("commkit"), commkit=True)
 
 
-def numbers(ranks):
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    return cases("commkit", NATIVE, tmp_path_factory.mktemp("native"), commkit=False)
+
+
+def by_torch(ranks):
+    """What ranks have found, after a look at who made their groups."""
+    assert not any(one["by_commkit"] or made_by_commkit(one["names"]) for one in ranks)
     return [one["found"] for one in ranks]
 
 
-@pytest.mark.timeout(60 + 2 * (60 + DEADLINE * len(CASES)))
+def by_commkit(ranks, groups=True):
+    assert all(one["by_commkit"] for one in ranks)
+    assert not groups or all(made_by_commkit(one["names"]) for one in ranks)
+    return [one["found"] for one in ranks]
+
+
+def made_by_commkit(names):
+    """Whether some group has a name that follows from its members."""
+    return any(name.startswith("ck:") for name in names)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_an_unchanged_script_computes_what_it_computes_on_stock_torch(case, stock, tmp_path):
-    ranks = run("torch", [case], tmp_path, commkit=True)[case]
-    if case in ("remote_calls", "saved_in_a_process"):
-        assert all(one["by_commkit"] for one in ranks)  # they create no group but the default one
-    else:
-        assert made_by_commkit(ranks)
-    assert numbers(ranks) == numbers(stock[case])
+def test_an_unchanged_script_computes_what_it_computes_on_stock_torch(
+    case, stock, unchanged, request
+):
+    ours = by_commkit(unchanged.ranks(case, request), groups=case not in DEFAULT_GROUP_ALONE)
+    assert ours == by_torch(stock.ranks(case, request))
 
 
-@pytest.mark.timeout(60 + 2 * (60 + DEADLINE * len(CASES)))
+def test_compiled_code_computes_what_the_same_collectives_compute_on_stock_torch(
+    stock, unchanged, request
+):
+    eager = by_torch(stock.ranks("functional", request))
+    ours = by_commkit(unchanged.ranks("inductor", request))
+    assert ours == [found["eager"] for found in eager]
+
+
 @pytest.mark.parametrize("case", NATIVE)
-def test_a_declared_layout_computes_what_torchs_own_groups_compute(case, stock, tmp_path):
-    ranks = run("commkit", [case], tmp_path, commkit=False)[case]
-    assert made_by_commkit(ranks)
-    assert numbers(ranks) == numbers(stock[case])
+def test_a_declared_layout_computes_what_torchs_own_groups_compute(case, stock, native, request):
+    assert by_commkit(native.ranks(case, request)) == by_torch(stock.ranks(case, request))

@@ -113,7 +113,7 @@ def test_every_default_group_of_every_rank_is_commkit_s(suite, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_every_other_group_of_every_rank_has_a_name_that_is_its_members_alone(suite, size):
     subgroups = suite.runs[size].subgroups
-    assert len(subgroups) > size * 10
+    assert len(subgroups) > size * 3
     assert [group for group in subgroups if not group["name"].startswith("ck:")] == []
 
 
@@ -122,9 +122,9 @@ def test_the_agents_of_all_these_worlds_have_left(suite):
 
 
 def test_a_group_that_torch_makes_alone_is_told_from_commkit_s(suite, tmp_path):
-    name = "test_barrier_group"
+    name = "test_all_reduce_coalesced_group_max"
     env = {**suite.env, "COMMKIT_DISABLE": "1"}
-    run = runs.run(runs.WORLD, [name], tmp_path, commkit=True, env=env)
-    assert run.summary(name) == _stock(runs.WORLD, name), run.log[-3000:]
-    assert [group["commkit"] for group in run.groups] == [False] * runs.WORLD
+    run = runs.run(runs.LARGER_WORLD, [name], tmp_path, commkit=True, env=env)
+    assert run.summary(name) == _stock(runs.LARGER_WORLD, name), run.log[-3000:]
+    assert [group["commkit"] for group in run.groups] == [False] * runs.LARGER_WORLD
     assert run.subgroups and not any("ck:" in group["name"] for group in run.subgroups)
