@@ -120,7 +120,7 @@ class Session {
   std::string any_token() const { return by_token_.empty() ? "" : by_token_.begin()->first; }
   void stop(const std::string& why);
   Fields inspect() const;
-  uint64_t operations() const { return next_call_; }
+  uint64_t operations() const { return asked_; }
   std::string summary() const;  // for a rank that waits for the next epoch
 
  private:
@@ -411,6 +411,7 @@ class Session {
   std::map<std::string, MergedWait> merged_;
   std::map<std::pair<int, uint64_t>, uint64_t> incoming_;  // KeyCall::from -> our id
   uint64_t next_call_ = 0;
+  uint64_t asked_ = 0;  // requests for keys: of ranks, of other agents, and of this agent's fences
   std::string table_bytes_;           // as it came, for children that ask
   std::vector<LinkPtr> table_asked_;  // children that wait for it
   bool table_wanted_ = false;

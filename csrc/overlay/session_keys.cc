@@ -77,6 +77,7 @@ void Session::send_on(const LinkPtr& link, uint16_t type, std::string payload) {
 
 uint64_t Session::call(KeyCall call) {
   uint64_t id = ++next_call_;
+  ++asked_;
   calls_.emplace(id, std::move(call));
   dispatch(id);
   return id;
@@ -236,6 +237,7 @@ void Session::key_request(const LinkPtr& link, std::string_view payload) {
   call.fail = nullptr;
   auto from = call.from;
   uint64_t mine = ++next_call_;
+  ++asked_;
   incoming_[from] = mine;
   calls_.emplace(mine, std::move(call));
   dispatch(mine);
@@ -354,6 +356,7 @@ void Session::rank_key(const RankPtr& conn, std::string_view payload) {
     back->stream->send_frame(kOpFailed, w.take());
   };
   uint64_t mine = ++next_call_;
+  ++asked_;
   conn->keys[theirs] = mine;
   calls_.emplace(mine, std::move(call));
   dispatch(mine);
