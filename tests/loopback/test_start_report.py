@@ -202,10 +202,8 @@ def _with_a_log_of_nccl(place):
     line = "Init timings - ncclCommInitRankConfig: rank {} nranks {} total 0.37 "
     with open(path, "w") as log:
         for size in (3, 2) if rank < 2 else (3,):
-            print(
-                f"h:{os.getpid()}:7 [0] NCCL INFO {line.format(rank, size)}(kernels 0.28, rest 0.09)",
-                file=log,
-            )
+            text = f"{line.format(rank, size)}(kernels 0.28, rest 0.09)"
+            print(f"h:{os.getpid()}:7 [0] NCCL INFO {text}", file=log)
     whole = commkit.start_report()
     commkit.destroy_process_group()
     return whole
