@@ -3,7 +3,9 @@
 CommkitError                       exit code
 ├── UsageError                     2    an argument is wrong
 │   ├── LayoutError                2    ... a layout or a list of ranks; a ValueError, too
-│   └── LayoutTypeError            2    ... ranks that are no integers; a TypeError, too
+│   ├── LayoutTypeError            2    ... ranks that are no integers; a TypeError, too
+│   └── TopologyError              2    a description of the fabric is wrong: file, line, column
+├── NoTopology                     6    it is well-formed and says nothing about where hosts are
 ├── LaunchError                    3    the environment does not describe a world
 ├── JoinError                      3    the world did not form, and who is to blame
 │   └── JoinTimeout                124  ... because the deadline passed
@@ -25,6 +27,7 @@ EXIT_USAGE = 2
 EXIT_LAUNCH = 3
 EXIT_WRONG_DATA = 4
 EXIT_REGRESSION = 5
+EXIT_NO_TOPOLOGY = 6
 EXIT_TIMEOUT = 124
 EXIT_INTERRUPTED = 130
 
@@ -45,6 +48,14 @@ class LayoutError(UsageError, ValueError):
 
 class LayoutTypeError(UsageError, TypeError):
     """Also a TypeError: ranks given as strings, floats or truth values."""
+
+
+class TopologyError(UsageError):
+    pass
+
+
+class NoTopology(CommkitError):
+    exit_code = EXIT_NO_TOPOLOGY
 
 
 class LaunchError(CommkitError):

@@ -106,6 +106,6 @@ def main() -> None:
     """Start, place and measure the communication of large PyTorch jobs.
 
     Exit codes: 0 done; 1 a bound was missed or a rank was lost; 2 wrong arguments; 3 the job
-    cannot start here; 4 wrong data; 5 slower than a reference; 124 a deadline passed; 130
-    interrupted.
+    cannot start here; 4 wrong data; 5 slower than a reference; 6 no placement in a
+    topology file; 124 a deadline passed; 130 interrupted.
     """

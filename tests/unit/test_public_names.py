@@ -13,9 +13,9 @@ from commkit import errors
 
 PUBLIC = """
     CommkitError DigestMismatch JoinError JoinTimeout LaunchError LayoutError LayoutTypeError
-    OverlayError OverlayTimeout RankDied UsageError WrongData __version__ destroy_process_group
-    device_mesh get_group get_groups init_process_group new_group new_groups patch
-    split_group start_report
+    NoTopology OverlayError OverlayTimeout RankDied TopologyError UsageError WrongData
+    __version__ destroy_process_group device_mesh get_group get_groups init_process_group
+    new_group new_groups patch split_group start_report
 """.split()
 
 
