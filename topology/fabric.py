@@ -73,6 +73,7 @@ class Switch:
     layer: int = 0
     kind: str | None = None  #: the file's word for its layer: "leaf", "block", "subblock"
     id: str | None = None  #: GUID, chassis id
+    link_speed: int | None = None  #: Slurm's LinkSpeed, a number without a unit, as it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,19 @@ class Fabric:
             where = f"link {self.switches[link.a].name} - {self.switches[link.b].name}"
             _positive(link.gbps, f"{where}: gbps")
             _positive(link.count, f"{where}: count")
+        object.__setattr__(self, "links", self._canonical_links())
+
+    def _canonical_links(self) -> tuple[Link, ...]:
+        """Sorted, lower layer first, one Link for all cables of one speed between two switches."""
+        layers = [switch.layer for switch in self.switches]
+        found: dict[tuple[int, int, float], Link] = {}
+        for link in self.links:
+            a, b = sorted((link.a, link.b), key=lambda s: (layers[s], s))
+            key = a, b, link.gbps or 0.0
+            seen = found.get(key)
+            count = link.count if seen is None else _sum(seen.count, link.count)
+            found[key] = Link(a, b, count, link.gbps)
+        return tuple(found[key] for key in sorted(found))
 
     # --- Looking things up -------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 The order is Slurm's own: names as listed, nothing sorted, nothing deduplicated (n00 and n0 are two
 hosts).  In one name the last bracket varies fastest, then the first, then the second, and so on:
 a curiosity from three brackets on, but ranks are numbered by it.  Padding follows the low bound of
-each range.  A suffix after the last bracket is accepted, as newer Slurm does.
+each range.  Commas and blanks outside brackets separate names.  A suffix after the last bracket
+is accepted, as newer Slurm does.
 Checked against `scontrol show hostnames` of Slurm 22.05 (tests/recorded/scontrol.json).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 
 from commkit.errors import UsageError
 
@@ -19,7 +21,10 @@ MAX_RANGE = 65536
 #: A product of brackets can be larger than any cluster: refuse it before it eats the memory.
 MAX_HOSTS = 1 << 20
 
+_SEPARATORS = ", \t\n"
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_PLAIN = re.compile(r"[^\s,\[\]]+")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
@@ -27,8 +32,8 @@ def expand(text: str) -> list[str]:
     """Host names of a Slurm host list, in Slurm's order.
 
     Raises UsageError, quoting the list and the offending part, for anything that Slurm would not
-    print: unbalanced brackets, an empty or descending range, a stride, blanks, more than 65,536
-    hosts in one range.
+    print: unbalanced brackets, an empty or descending range, a stride, blanks inside brackets,
+    more than 65,536 hosts in one range.
     """
     if not text:
         raise UsageError("the host list is empty: expected something like n[1-4]")
@@ -49,6 +54,45 @@ def expand(text: str) -> list[str]:
     if not hosts:
         raise _bad(text, text, "a host name")
     return hosts
+
+
+def compress(names: Sequence[str]) -> str:
+    """The host list of `names` in their order: expand(compress(names)) == names.
+
+    Only the last number of a name is folded, and only at its end, so that every Slurm reads it.
+    Raises UsageError for no names, and for a name that a host list cannot hold.
+    """
+    if not names:
+        raise UsageError("no hosts to list: expected at least one")
+    #: (prefix, runs of (first number as written, last number))
+    groups: list[tuple[str, list[tuple[str, int]]]] = []
+    for name in names:
+        if not name or not _PLAIN.fullmatch(name):
+            raise UsageError(
+                f"host name {name!r} in a host list: expected no blank, comma, bracket"
+            )
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            groups.append((name, []))
+            continue
+        prefix, number = match.groups()
+        if not groups or groups[-1][0] != prefix or not groups[-1][1]:
+            groups.append((prefix, [(number, int(number))]))
+            continue
+        runs = groups[-1][1]
+        low, high = runs[-1]
+        if number == f"{high + 1:0{len(low)}d}" and high + 1 - int(low) < MAX_RANGE:
+            runs[-1] = low, high + 1
+        else:
+            runs.append((number, int(number)))
+    return ",".join(prefix + _bracket(runs) for prefix, runs in groups)
+
+
+def _bracket(runs: list[tuple[str, int]]) -> str:
+    if not runs:
+        return ""
+    parts = [low if int(low) == high else f"{low}-{high:0{len(low)}d}" for low, high in runs]
+    return parts[0] if len(parts) == 1 and "-" not in parts[0] else f"[{','.join(parts)}]"
 
 
 def expand_counts(text: str) -> list[int]:
@@ -73,7 +117,7 @@ def _bad(text: str, part: str, expected: str) -> UsageError:
 
 
 def _split(text: str) -> list[str]:
-    """Cut at the commas outside brackets."""
+    """Cut at the commas and blanks outside brackets."""
     items: list[str] = []
     start = 0
     opened = -1
@@ -86,7 +130,7 @@ def _split(text: str) -> list[str]:
             if opened < 0:
                 raise _bad(text, text[start : index + 1], "a '[' before the ']'")
             opened = -1
-        elif char == "," and opened < 0:
+        elif opened < 0 and char in _SEPARATORS:
             items.append(text[start:index])
             start = index + 1
         elif char.isspace():

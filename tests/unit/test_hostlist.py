@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commkit.errors import UsageError
-from commkit.topology.hostlist import MAX_HOSTS, MAX_RANGE, expand, expand_counts
+from commkit.topology.hostlist import MAX_HOSTS, MAX_RANGE, compress, expand, expand_counts
 
 TESTS = Path(__file__).resolve().parent.parent
 RECORDED = json.loads((TESTS / "recorded" / "scontrol.json").read_text())["expanded"]
+#: Names that fold into ranges of all kinds.
+NEIGHBOURS = [
+    f"{name}{i:0{w}d}" for name in ("n", "n0", "a-1-") for w in (1, 2, 3) for i in range(8, 13)
+]
 CASES = {c["id"]: c for c in json.loads((TESTS / "cases" / "env-parse.json").read_text())}
 
 
@@ -51,6 +56,7 @@ def test_reported_lists_expand_completely(text, hosts):
         ("n[1-5:2]", "1-5:2"),
         ("n[1-70000]", "1-70000"),
         ("n[1, 3]", "n[1, "),
+        (" ", " "),
         ("n[1,,3]", "[1,,3]"),
         ("n[[1-2]]", "[["),
         (",", ","),
@@ -108,6 +114,81 @@ def test_any_text_gives_hosts_or_a_usage_error(text):
         return
     assert hosts
     assert not any(set(host) & set("[], ") for host in hosts)
+
+
+def test_blanks_outside_brackets_separate_names_as_commas_do():
+    assert expand("a, b[1-2]\tc\nd") == ["a", "b1", "b2", "c", "d"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.from_regex(r"[a-z0-9.-]{1,4}[0-9]{0,3}", fullmatch=True) | st.sampled_from(NEIGHBOURS),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_a_compressed_list_expands_to_the_same_names_in_the_same_order(names):
+    assert expand(compress(names)) == names
+
+
+def test_runs_of_numbers_are_folded_and_padding_is_kept():
+    assert compress(["n1", "n2", "n10", "n08", "n09", "n10", "x"]) == "n[1-2,10,08-10],x"
+    assert compress(["gpu-007"]) == "gpu-007"
+    assert compress([f"n{i}" for i in range(MAX_RANGE + 2)]) == "n[0-65535,65536-65537]"
+
+
+@pytest.mark.parametrize("names", [[], [""], ["a b"], ["a,b"], ["n[1]"], ["a", "b]"]])
+def test_a_name_that_a_list_cannot_hold_is_refused(names):
+    with pytest.raises(UsageError, match="expected"):
+        compress(names)
+
+
+@pytest.fixture(scope="module")
+def scontrol(tmp_path_factory):
+    """The real `scontrol show hostnames`: list -> names."""
+    program = shutil.which("scontrol")
+    if program is None:
+        pytest.skip("no scontrol (Debian: slurm-client)")
+    conf = tmp_path_factory.mktemp("slurm") / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=x\n")
+
+    def run(text):
+        done = subprocess.run(
+            [program, "show", "hostnames", text],
+            env={**os.environ, "SLURM_CONF": str(conf)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    return run
+
+
+RANGES = st.tuples(st.integers(0, 300), st.integers(0, 12), st.integers(0, 4), st.booleans()).map(
+    lambda r: f"{r[0]:0{r[2]}d}" + ("" if r[3] else f"-{r[0] + r[1]}")
+)
+BRACKETS = st.lists(RANGES, min_size=1, max_size=3).map(lambda some: f"[{','.join(some)}]")
+NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,3}", fullmatch=True)
+# No name behind the last bracket: Slurm 22.05 refuses that, newer ones do not.
+ITEMS = NAMES | st.lists(st.tuples(NAMES, BRACKETS).map("".join), min_size=1, max_size=3).map(
+    "".join
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ITEMS, min_size=1, max_size=3), st.sampled_from([",", ", ", " ", "\t"]))
+def test_any_list_expands_as_the_real_scontrol_expands_it(scontrol, items, separator):
+    text = separator.join(items)
+    assert expand(text) == scontrol(text)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(NEIGHBOURS), min_size=1, max_size=30))
+def test_the_real_scontrol_expands_what_we_compress(scontrol, names):
+    assert scontrol(compress(names)) == names
 
 
 def test_task_counts_are_run_length_encoded():
