@@ -120,6 +120,9 @@ class Fabric:
     block_sizes: tuple[int, ...] = ()
     #: What a reader had to say about its file: one sentence each.
     notes: tuple[str, ...] = ()
+    #: Hosts that no switch joins are connected all the same, in ways that the file does not show:
+    #: blocks and providers' places say who is near, not who is cut off.
+    joined: bool = False
 
     def __post_init__(self) -> None:
         for what, names in (
@@ -234,7 +237,10 @@ class Fabric:
 
     def components(self) -> tuple[int, ...]:
         """Host -> number of its fabric, -1 for a host without a known switch."""
-        return self.levels()[-1].group if self.switches else (-1,) * len(self.hosts)
+        if not self.switches:
+            return (-1,) * len(self.hosts)
+        top = self.levels()[-1].group
+        return tuple(min(group, 0) for group in top) if self.joined else top
 
     def domains(self) -> tuple[int, ...]:
         """Host -> number of its NVLink domain by first appearance, -1 for none."""
@@ -245,11 +251,16 @@ class Fabric:
         )
 
     def distance(self, a: int, b: int, rail: int | None = None) -> int | None:
-        """The level at which two hosts meet: 0 under one leaf.  None: nothing connects them."""
-        for level in self.levels(rail):
+        """The level at which two hosts meet: 0 under one leaf.  None: nothing connects them.
+
+        In a `joined` fabric hosts that no switch joins meet one level above the highest.
+        """
+        levels = self.levels(rail)
+        for level in levels:
             if level.group[a] >= 0 and level.group[a] == level.group[b]:
                 return level.layer
-        return None
+        placed = levels and levels[-1].group[a] >= 0 and levels[-1].group[b] >= 0
+        return self.depth if placed and self.joined else None
 
     def meeting(self, a: int, b: int, rail: int | None = None) -> tuple[int, ...]:
         """The switches where the shortest ways between two hosts turn round; () if there are none.
@@ -257,7 +268,7 @@ class Fabric:
         In a tree that is the lowest common ancestor.
         """
         at = self.distance(a, b, rail)
-        if at is None:
+        if at is None or at == self.depth:
             return ()
         level = self.levels(rail)[at]
         top = [s for s in level.switches[level.group[a]] if self.switches[s].layer == at]

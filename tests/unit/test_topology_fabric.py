@@ -158,3 +158,22 @@ def test_the_order_of_a_walk_leaves_no_group_and_returns(fabric, random):
     for level in fabric.levels():
         runs = [group for group, _ in itertools.groupby(level.group[i] for i in walk)]
         assert len(runs) == len(set(runs))
+
+
+def test_places_of_a_provider_are_connected_though_no_switch_joins_them():
+    apart = leaf_spine(1, leaves=4, spines=2, leaves_per_pod=2)
+    joined = dataclasses.replace(apart, joined=True)
+    assert joined.components() == (0, 0, 0, 0)
+    assert (joined.distance(0, 1), joined.distance(0, 3)) == (1, 2)
+    assert joined.meeting(0, 3) == ()
+    lost = dataclasses.replace(joined, hosts=(*joined.hosts, Host("x")))
+    assert lost.components()[-1] == -1
+    assert lost.distance(0, 4) is None
+
+
+def test_cables_have_one_canonical_order_and_equal_ones_are_one_link():
+    fabric = Fabric(
+        switches=(Switch("top", 1), Switch("l0"), Switch("l1")),
+        links=(Link(0, 2, 1, 400), Link(0, 1, 2, 400), Link(1, 0, 1, 400), Link(1, 0, None, 100)),
+    )
+    assert fabric.links == (Link(1, 0, None, 100), Link(1, 0, 3, 400), Link(2, 0, 1, 400))
