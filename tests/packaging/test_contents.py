@@ -66,12 +66,14 @@ def test_the_wheel_is_for_this_platform_and_python(wheel):
     assert not wheel.name.endswith("-none-any.whl")
 
 
-def test_torch_and_mpi4py_are_extras(metadata):
+def test_what_not_everybody_needs_is_an_extra(metadata):
     requirements = metadata.get_all("Requires-Dist")
     always = {re.match(r"\w+", line).group() for line in requirements if "extra ==" not in line}
     assert always == {"click", "rich"}
     assert any(re.fullmatch(r"torch>=2\.6; extra == .torch.", line) for line in requirements)
     assert any(re.match(r"mpi4py\b.*; extra == .mpi.", line) for line in requirements)
+    assert any(re.match(r"PyYAML\b.*; extra == .topology.", line) for line in requirements)
+    assert any(re.match(r"matplotlib\b.*; extra == .draw.", line) for line in requirements)
 
 
 def test_the_licence_is_named_and_inside(metadata, members):
