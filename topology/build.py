@@ -181,6 +181,56 @@ def number_rails(fabric: Fabric) -> Fabric:
     return replace(fabric, hosts=hosts, notes=(*fabric.notes, note))
 
 
+def with_insides(fabric: Fabric, insides: Iterable[Host]) -> Fabric:
+    """What hosts know of themselves (node.read, NCCL's XML) added to what the network knows.
+
+    Hosts are matched by name or id, NICs by name and port.  A host of which the network knows
+    nothing is added without a place; what both know is kept as the network says it.
+    """
+    hosts = list(fabric.hosts)
+    index = dict(fabric.host_index)
+    for inside in insides:
+        at = index.get(inside.name)
+        if at is None:
+            index[inside.name] = len(hosts)
+            hosts.append(replace(inside, nics=tuple(replace(n, switch=None) for n in inside.nics)))
+            continue
+        host = hosts[at]
+        own = {(nic.name, nic.port): nic for nic in inside.nics}
+        nics: list[Nic] = []
+        for nic in host.nics:
+            same = None
+            if nic.name is not None:
+                # Where one port is in use, one side may not count the ports.
+                alike = [key for key in own if key[0] == nic.name]
+                exact = (nic.name, nic.port)
+                if exact in own or len(alike) == 1:
+                    same = own.pop(exact if exact in own else alike[0])
+            nics.append(nic if same is None else _known_of_both(nic, same))
+        nics += [replace(nic, switch=None) for nic in own.values()]
+        hosts[at] = replace(
+            host,
+            nics=tuple(nics),
+            devices=inside.devices if inside.devices is not None else host.devices,
+            domain=host.domain if host.domain is not None else inside.domain,
+            id=host.id if host.id is not None else inside.id,
+            paths=inside.paths or host.paths,
+        )
+    return replace(fabric, hosts=tuple(hosts))
+
+
+def _known_of_both(outer: Nic, inner: Nic) -> Nic:
+    return Nic(
+        outer.name,
+        outer.switch,
+        outer.port,
+        outer.rail if outer.rail is not None else inner.rail,
+        outer.gbps if outer.gbps is not None else inner.gbps,
+        inner.busid if inner.busid is not None else outer.busid,
+        inner.numa if inner.numa is not None else outer.numa,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a provider says that a host is: names of ever larger places, nearest first.

@@ -120,7 +120,7 @@ def test_blanks_outside_brackets_separate_names_as_commas_do():
     assert expand("a, b[1-2]\tc\nd") == ["a", "b1", "b2", "c", "d"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.from_regex(r"[a-z0-9.-]{1,4}[0-9]{0,3}", fullmatch=True) | st.sampled_from(NEIGHBOURS),

@@ -134,7 +134,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(shapes, st.randoms(use_true_random=False))
 def test_levels_nest_and_follow_hosts_wherever_they_stand(fabric, random):
     levels = fabric.levels()
@@ -147,7 +147,7 @@ def test_levels_nest_and_follow_hosts_wherever_they_stand(fabric, random):
         assert moved.distance(here, there) == fabric.distance(shuffled[here], shuffled[there])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shapes, st.randoms(use_true_random=False))
 def test_the_order_of_a_walk_leaves_no_group_and_returns(fabric, random):
     hosts = list(fabric.hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -102,6 +103,36 @@ def test_a_file_cut_off_anywhere_gives_a_fabric_or_one_line_of_error(name):
         except CommkitError as error:
             assert str(error).startswith(name)
             assert "\n" not in str(error)
+
+
+def places(value, path=()):
+    """The path of every value in a JSON document."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def put(value, path, new):
+    if not path:
+        return new
+    changed = copy.copy(value)
+    changed[path[0]] = put(value[path[0]], path[1:], new)
+    return changed
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
+def test_a_value_of_another_kind_anywhere_gives_a_fabric_or_one_line_of_error(name):
+    data, _ = json.JSONDecoder().raw_decode((RECORDED / name).read_text())
+    everywhere = list(places(data))
+    step = max(len(everywhere) // 20, 1)
+    for path in [*everywhere[:20], *everywhere[20::step]]:
+        for new in (None, 5, "x", [5], {"a": 5}):
+            try:
+                read_text(json.dumps(put(data, path, new)), name, format=FILES[name])
+            except CommkitError as error:
+                assert str(error).startswith(name)
+                assert "\n" not in str(error)
 
 
 def test_the_outputs_of_three_infiniband_tools_are_the_same_fabric():

@@ -9,6 +9,7 @@ import pytest
 
 from commkit.errors import TopologyError
 from commkit.topology import read, read_text
+from commkit.topology.build import with_insides
 from commkit.topology.fabric import Device, Host, Nic
 from commkit.topology.inside import nearest_nics, pci_ways, ways
 from commkit.topology.readers import node
@@ -187,6 +188,22 @@ def test_sysfs_gives_devices_nics_and_ways(machine):
     assert between["GPU0", "GPU1"] == "SYS"
     assert nearest_nics(host) == {"GPU0": "mlx5_0", "GPU1": "mlx5_1"}
     assert "0001:01:00.0" in node.addresses(str(machine))
+
+
+def test_what_hosts_know_is_added_to_what_the_network_knows(machine):
+    (inside,) = node.read(str(machine), "gpu-01").hosts
+    outside = read(str(RECORDED / "ibnetdiscover.out"))
+    both = with_insides(outside, [inside, Host("new", (Nic("eth0", 3),))])
+    host = both.hosts[both.host_index["gpu-01"]]
+    assert host.devices == inside.devices
+    assert host.paths == inside.paths
+    assert [(nic.name, nic.rail, nic.gbps, nic.busid) for nic in host.nics] == [
+        ("mlx5_0", 0, 10.0, "0000:03:00.0"),
+        ("mlx5_1", 1, 10.0, "0001:03:00.0"),  # its port 1; the network did not count ports
+        ("eno1", None, 10.0, "0000:00:02.0"),
+    ]
+    assert both.levels() == with_insides(outside, [Host("new")]).levels()
+    assert [both.hosts[i].name for i in both.unplaced] == ["new"]
 
 
 def test_without_a_sysfs_devices_are_unknown_rather_than_absent(tmp_path):

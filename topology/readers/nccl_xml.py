@@ -83,19 +83,21 @@ def missing_devices(fabric: Fabric, visible: Collection[str]) -> str | None:
     A file taken on another machine has other bus ids; NCCL then silently ignores its branches.
     """
     here = {bus_id(text) for text in visible}
-    for what, ids in (
-        ("GPU", [d.busid for host in fabric.hosts for d in host.devices or ()]),
-        ("NIC", [n.busid for host in fabric.hosts for n in host.nics]),
-    ):
-        known = [id for id in ids if id is not None]
-        lost = [id for id in known if bus_id(id) not in here]
+    listed = {
+        "GPU": [d.busid for host in fabric.hosts for d in host.devices or ()],
+        "NIC": [n.busid for host in fabric.hosts for n in host.nics],
+    }
+    known = {what: [id for id in ids if id is not None] for what, ids in listed.items()}
+    if not any(known.values()):
+        return "no bus ids in this file: nothing to compare with this host"
+    for what, ids in known.items():
+        lost = [id for id in ids if bus_id(id) not in here]
         if lost:
-            kept = len(known) - len(lost)
-            how_many = f"{kept} of {len(known)}" if kept else "no"
+            kept = len(ids) - len(lost)
             return (
-                f"{how_many} {what} of this file exists here ({', '.join(lost[:4])} not found): "
-                "the file is of another machine; keep <cpu> and <pci>, drop <gpu> and <nic>, "
-                "renumber"
+                f"{f'{kept} of {len(ids)}' if kept else 'no'} {what} of this file exists here "
+                f"({', '.join(lost[:4])} not found): the file is of another machine; keep <cpu> "
+                "and <pci>, drop <gpu> and <nic>, renumber"
             )
     return None
 
