@@ -100,6 +100,24 @@ def graph_of(demand: Demand) -> Graph:
     return Graph.of(demand.hosts, edges, cliques)
 
 
+def distances(seats: Seats) -> list[list[float]]:
+    """What a byte between two leaf groups costs: the prices of the layers at which they differ."""
+    if not seats.layers:
+        return [[0.0]]
+    paths: dict[int, tuple[int, ...]] = {}
+    for seat, g in enumerate(seats.layers[0].group):
+        paths.setdefault(g, tuple(layer.group[seat] for layer in seats.layers))
+    prices = [layer.price for layer in seats.layers]
+    made = []
+    for g in range(len(paths)):
+        row = []
+        for h in range(len(paths)):
+            pairs = zip(prices, paths[g], paths[h], strict=True)
+            row.append(sum(price for price, a, b in pairs if a != b))
+        made.append(row)
+    return made
+
+
 class _Search:
     def __init__(self, demand: Demand, seats: Seats, scorer: Scorer) -> None:
         self.demand, self.seats, self.scorer = demand, seats, scorer
@@ -115,21 +133,7 @@ class _Search:
             tuple(layer.group[some[0]] for layer in reversed(seats.layers))
             for some in self.seats_of
         ]
-        self.distance = self._distances()
-
-    def _distances(self) -> list[list[float]]:
-        layers = self.seats.layers
-        prices = [layer.price for layer in reversed(layers)]
-        # Two groups that part at the k-th layer from the top cross that one and all below.
-        cost = [sum(prices[k:]) for k in range(len(prices))]
-        made = []
-        for a in self.above:
-            row = []
-            for b in self.above:
-                k = next((k for k, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), -1)
-                row.append(0.0 if k < 0 else cost[k])
-            made.append(row)
-        return made
+        self.distance = distances(seats)
 
     def candidates(
         self,
