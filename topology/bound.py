@@ -98,9 +98,11 @@ class LowerBounds:
 
     def _grid(self, case: int, n: int) -> float:
         axes = self._cases[case][0]
-        loose = loomis_whitney(
-            [(axis.size, axis.phi(1)) for axis in axes], n, math.prod(a.size for a in axes)
-        )
+        loose = 0.0
+        if n > EXACT or len(axes) > 2:  # on two axes the recursion is exact
+            loose = loomis_whitney(
+                [(axis.size, axis.phi(1)) for axis in axes], n, math.prod(a.size for a in axes)
+            )
         if n > EXACT:
             return loose
         self._prepare(n)
@@ -221,7 +223,7 @@ def _least_lines(
         return 0.0
     # p_k = clip(t / u_k), one multiplier t for all: the relaxation without whole numbers.
     a, b = 1e-12, 1e30
-    for _ in range(200):
+    for _ in range(64):
         t = math.sqrt(a * b)
         if math.prod(_clipped(t, units, low, high)) < need:
             a = t

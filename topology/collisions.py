@@ -16,8 +16,9 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 
-#: Up to this many flows the distribution is exact.
-EXACT = 48
+#: Up to this many flows the distribution is exact, and the same for fewer than FEW uplinks, where
+#: the expansion is no good.
+EXACT, FEW, EXACT_FEW = 24, 8, 512
 #: Beyond the limit where all uplinks together exceed it with less than this, terms are added up.
 RARE = 1e-3
 
@@ -30,15 +31,17 @@ def at_most(flows: int, uplinks: int, limit: int) -> float:
     if limit <= 0 or flows > limit * uplinks:
         return 0.0
     if flows <= EXACT:
-        return _exact_row(uplinks, limit)[flows]
+        return _exact_row(uplinks, limit, EXACT)[flows]
+    if uplinks < FEW and flows <= EXACT_FEW:
+        return _exact_row(uplinks, limit, 1 << flows.bit_length())[flows]
     if limit > 2 * flows / uplinks and (above := uplinks * _above(flows, uplinks, limit)) < RARE:
         return 1.0 - above
     return _levin(flows, uplinks, limit)
 
 
 @functools.lru_cache(maxsize=4096)
-def _exact_row(uplinks: int, limit: int) -> Sequence[float]:
-    """P(fullest <= limit) for 0..EXACT flows: all terms positive, nothing cancels.
+def _exact_row(uplinks: int, limit: int, most: int) -> Sequence[float]:
+    """P(fullest <= limit) for 0..most flows: all terms positive, nothing cancels.
 
     row[m] is the coefficient of z^m in the power, times m! / U^m, kept scaled all the way: the
     probability that m balls thrown at the first u bins leave none above the limit is a mixture
@@ -49,7 +52,7 @@ def _exact_row(uplinks: int, limit: int) -> Sequence[float]:
         (x, p), (y, q) = a, b
         share = x / (x + y)
         row = []
-        for m in range(EXACT + 1):
+        for m in range(most + 1):
             total = 0.0
             for k in range(max(0, m - limit * y), min(m, limit * x) + 1):
                 if p[k] and q[m - k]:
@@ -57,7 +60,7 @@ def _exact_row(uplinks: int, limit: int) -> Sequence[float]:
             row.append(min(1.0, total))
         return x + y, row
 
-    one = (1, [1.0 if m <= limit else 0.0 for m in range(EXACT + 1)])
+    one = (1, [1.0 if m <= limit else 0.0 for m in range(most + 1)])
     result: tuple[int, list[float]] | None = None
     power, left = one, uplinks
     while True:

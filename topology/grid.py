@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -130,33 +131,38 @@ def _component_labels(demand: Demand, families: Sequence[int]) -> list[int]:
     return [numbers.setdefault(find(host), len(numbers)) for host in range(demand.hosts)]
 
 
-def walks(grid: Grid, demand: Demand, sizes: Sequence[int], most: int) -> list[list[int]]:
+def walks(
+    grid: Grid, demand: Demand, layers: Sequence[tuple[float, Sequence[int]]], most: int
+) -> list[list[int]]:
     """Orders of all hosts whose runs are boxes of the grid: those that promise least, best first.
 
-    Each axis is cut into an outer and an inner loop, the loops are nested in every way, and each
+    Each axis is cut into an outer and an inner loop, the loops are nested in many ways, and each
     turns round where the one around it advances, so that a run that ends in the middle of a row
-    still touches the next.  `sizes` are the runs' lengths; what they promise to send is estimated
-    from the boxes that runs of the commonest and the largest size fill.
+    still touches the next.  `layers` are (price, lengths of the runs): what the runs promise to
+    send is estimated from the boxes that those of the commonest and the largest lengths fill.
     """
-    units = []
-    for size, families in zip(grid.axes, grid.families, strict=True):
-        units.append([(demand.families[f], size) for f in families])
-    common = sorted(set(sizes), key=lambda n: (-sizes.count(n) * n, n))[:3]
-    wanted = {n: sizes.count(n) for n in (*common, max(sizes))}
     weights = [
-        [sum(_egress(f, size, c) for f, size in some) for c in range(size + 1)]
-        for some, size in zip(units, grid.axes, strict=True)
+        [sum(_egress(demand.families[f], size, c) for f in some) for c in range(size + 1)]
+        for some, size in zip(grid.families, grid.axes, strict=True)
     ]
+    wanted: list[tuple[float, int]] = []  # what a byte of this run counts, its length
+    for price, sizes in layers:
+        count = Counter(sizes)
+        common = sorted(count, key=lambda n: (-count[n] * n, n))[:3]
+        wanted += [(price * count[n], n) for n in {*common, max(sizes)}]
     ranked: list[tuple[float, int, _Nest, tuple[int, ...]]] = []
     for number, (nest, inner) in enumerate(_nests(grid)):
-        promise = sum(times * _box_egress(grid, nest, n, weights) for n, times in wanted.items())
+        promise = sum(times * _box_egress(grid, nest, n, weights) for times, n in wanted)
         ranked.append((promise, number, nest, inner))
     ranked.sort(key=lambda item: item[:2])
     host_of = _numbering(grid)
     strides = [math.prod(grid.axes[:k]) for k in range(len(grid.axes))]
-    return [
-        [host_of[x] for x in _walk(nest, inner, strides)] for _, _, nest, inner in ranked[:most]
-    ]
+    made: dict[tuple[int, ...], None] = {}
+    for _, _, nest, inner in ranked[: 4 * most]:
+        made[tuple(host_of[x] for x in _walk(nest, inner, strides))] = None
+        if len(made) == most:
+            break
+    return [list(walk) for walk in made]
 
 
 #: Nested loops, the outermost first: (axis, inner loop of the axis or outer, extent).

@@ -199,6 +199,8 @@ class Parts:
                 count[self.where[i]] = count.get(self.where[i], 0) + 1
             self.counts.append(count)
         self._moves: list[list[tuple[float, int, int]] | None] = [None] * len(distance)
+        #: (node, part it was in) of every move since the last `keep`.
+        self._log: list[tuple[int, int]] = []
 
     def cost(self) -> float:
         total = 0.0
@@ -244,6 +246,7 @@ class Parts:
         cut[source] += 2 * links.get(source, 0.0) - total
         cut[target] += total - 2 * links.get(target, 0.0)
         gained -= overload(cut[source]) + overload(cut[target])
+        self._log.append((i, source))
         self.where[i] = target
         self.members[source].discard(i)
         self.members[target].add(i)
@@ -303,6 +306,25 @@ class Parts:
         """Make these moves; what the cost falls by, and the moves that undo them."""
         undo = [(i, self.where[i]) for i, _ in path]
         return sum(self.move(i, target) for i, target in path), undo[::-1]
+
+    def keep(self) -> None:
+        """What has been moved stays."""
+        self._log.clear()
+
+    def undo(self) -> None:
+        """Take back all moves since the last `keep`."""
+        for i, source in reversed(self._log.copy()):
+            self.move(i, source)
+        self._log.clear()
+
+    def beside(self, p: int) -> list[int]:
+        """Parts that p exchanges something with, most first."""
+        found: dict[int, float] = {}
+        for i in self.members[p]:
+            for q, weight in self.towards(i).items():
+                if q != p:
+                    found[q] = found.get(q, 0.0) + weight
+        return sorted(found, key=lambda q: (-found[q], q))
 
     def descend(self, parts: Iterable[int] | None = None) -> float:
         """Take improving cycles through `parts` and through what changes, until none is left."""

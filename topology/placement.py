@@ -27,6 +27,8 @@ from commkit.topology.traffic import Demand
 
 #: Contenders that are tried; more of them the smaller the job.
 _EFFORT = 24_000
+#: Neighbourhoods that are divided anew, one by one, in the end: so many, for so many edges.
+_POLISH_LEAST, _POLISH_MOST, _POLISH_EDGES = 60, 160, 600_000
 #: What a part's cut beyond the fullest part's bound costs, over a byte that crosses.
 _OVERLOAD = 2.0
 
@@ -57,11 +59,14 @@ def place(
     given: Sequence[int] | None = None,
     others: Sequence[tuple[str, Callable[[Demand, Seats], Sequence[int]]]] = (),
     queue_pairs: int = 1,
+    objective: str = "time",
 ) -> Plan:
     """The best placement found of `demand` on `seats`.
 
     given    the placement so far, host_of; default: logical host i on seat i
     others   (name, function that places) of further contenders
+    objective  "time": bytes, the fullest group and the time of hashed flows; "bytes": without the
+             time, for fabrics that do not hash (planned paths, adaptive routing)
 
     Raises UsageError if the numbers of hosts differ or `given` is no permutation.
     """
@@ -73,7 +78,7 @@ def place(
     start = list(range(demand.hosts) if given is None else given)
     if sorted(start) != list(range(demand.hosts)):
         raise UsageError("the order so far is no permutation of the hosts")
-    scorer = Scorer(demand, seats, queue_pairs)
+    scorer = Scorer(demand, seats, queue_pairs, objective)
     given_score = scorer.score(start)
     best = (scorer.goal(given_score), "given", start, given_score)
     if demand.hosts > 1 and seats.layers:
@@ -83,6 +88,10 @@ def place(
             goal = scorer.goal(score)
             if goal < best[0] * (1 - 1e-12):
                 best = (goal, how, host_of, score)
+        host_of = search.polished(best[2], best[0])
+        score = scorer.score(host_of)
+        if scorer.goal(score) < best[0] * (1 - 1e-12):
+            best = (scorer.goal(score), f"{best[1]}, polished", host_of, score)
     _, how, host_of, score = best
     return Plan(tuple(host_of), how, score, scorer.least, given_score)
 
@@ -181,34 +190,39 @@ class _Search:
     def _walks(self) -> list[tuple[str, list[int]]]:
         if self.grid is None:
             return []
-        sizes = [len(some) for some in self.seats_of]
+        layers = [(layer.price, layer.sizes) for layer in self.seats.layers]
         orders = list(itertools.islice(self._orders(), 2))
         seats = [[s for g in order for s in self.seats_of[g]] for order in orders]
-        scored: list[tuple[float, int, list[int]]] = []
-        for number, walk in enumerate(walks(self.grid, self.demand, sizes, 4 * self.starts)):
+        scored: dict[float, list[int]] = {}
+        for walk in walks(self.grid, self.demand, layers, 4 * self.starts):
             for some in seats:
                 host_of = [0] * self.demand.hosts
                 for host, seat in zip(walk, some, strict=True):
                     host_of[host] = seat
-                scored.append((self.scorer.crossing(host_of), number, host_of))
-        scored.sort(key=lambda item: item[:2])
-        return [("walk", host_of) for _, _, host_of in scored[:3]]
+                scored.setdefault(self.scorer.crossing(host_of), host_of)
+        return [("walk", scored[cost]) for cost in sorted(scored)[:4]]
 
     # --- halves ------------------------------------------------------------------------------
 
     def _halves(self, order: Sequence[int]) -> list[int]:
         host_of = [0] * self.demand.hosts
-        todo: list[tuple[list[int], list[int]]] = [(list(range(self.demand.hosts)), list(order))]
+        for host, g in self._divided(list(range(self.demand.hosts)), list(order)).items():
+            host_of[host] = g
+        return seated(host_of, [-1] * self.demand.hosts, self.seats_of)
+
+    def _divided(self, nodes: list[int], groups: list[int]) -> dict[int, int]:
+        """Host -> leaf group, for hosts that just fill these groups."""
+        found: dict[int, int] = {}
+        todo = [(nodes, groups)]
         while todo:
             nodes, groups = todo.pop()
             if len(groups) == 1:
-                for host, seat in zip(nodes, self.seats_of[groups[0]], strict=True):
-                    host_of[host] = seat
+                found.update(dict.fromkeys(nodes, groups[0]))
                 continue
             split, left = self._halve(nodes, groups)
             todo.append(([v for v, s in zip(nodes, left, strict=True) if s], groups[:split]))
             todo.append(([v for v, s in zip(nodes, left, strict=True) if not s], groups[split:]))
-        return host_of
+        return found
 
     def _halve(self, nodes: list[int], groups: list[int]) -> tuple[int, list[bool]]:
         """(how many of the groups, which nodes): the cut that is least for what it divides."""
@@ -261,34 +275,65 @@ class _Search:
 
     # --- improvement -------------------------------------------------------------------------
 
-    def _improved(self, host_of: Sequence[int]) -> list[int]:
+    def _parts(self, host_of: Sequence[int]) -> Parts:
         leaf = self.seats.layers[0].group
         # Parts count both directions of what leaves.
         limit = 2 * self.scorer.least.fullest[0]
-        parts = Parts(
+        return Parts(
             self.graph,
             [leaf[seat] for seat in host_of],
             self.distance,
             lambda cut: _OVERLOAD * max(0.0, cut - limit) ** 2 / limit if limit else 0.0,
         )
+
+    def _improved(self, host_of: Sequence[int]) -> list[int]:
+        parts = self._parts(host_of)
         parts.descend()
-        return seated(parts.where, host_of, leaf, self.seats_of)
+        return seated(parts.where, host_of, self.seats_of)
+
+    def polished(self, host_of: Sequence[int], goal: float) -> list[int]:
+        """Neighbouring groups are divided anew, a few at a time; what helps the goal is kept."""
+        parts = self._parts(host_of)
+        draw = random.Random(0)
+        seat = [some[0] for some in self.seats_of]  # any seat of a group scores alike
+        edges = sum(map(len, self.graph.neighbours)) // 2
+        rounds = min(_POLISH_MOST, max(_POLISH_LEAST, _POLISH_EDGES // max(1, edges)))
+        for _ in range(rounds):
+            first = draw.randrange(len(self.seats_of))
+            near = parts.beside(first)[:6]
+            if not near:
+                continue
+            some = [first, *draw.sample(near, min(len(near), draw.randint(1, 3)))]
+            draw.shuffle(some)
+            # Groups that share higher switches stay neighbours.
+            some.sort(key=lambda g: self.above[g][:-1])
+            nodes = sorted(i for g in some for i in parts.members[g])
+            for i, g in self._divided(nodes, some).items():
+                if parts.where[i] != g:
+                    parts.move(i, g)
+            parts.descend(some)
+            found = self.scorer.goal(self.scorer.score([seat[g] for g in parts.where]))
+            if found < goal * (1 - 1e-12):
+                goal = found
+                parts.keep()
+            else:
+                parts.undo()
+        return seated(parts.where, host_of, self.seats_of)
 
 
 def seated(
-    where: Sequence[int],
-    host_of: Sequence[int],
-    leaf: Sequence[int],
-    seats_of: Sequence[Sequence[int]],
+    where: Sequence[int], host_of: Sequence[int], seats_of: Sequence[Sequence[int]]
 ) -> list[int]:
     """Seats for hosts in these groups; who stays in its group keeps its seat."""
     made = [-1] * len(where)
-    taken = set()
+    inside = [set(some) for some in seats_of]
     for host, (g, seat) in enumerate(zip(where, host_of, strict=True)):
-        if leaf[seat] == g:
+        if seat in inside[g]:
             made[host] = seat
-            taken.add(seat)
-    free = [iter([s for s in some if s not in taken]) for some in seats_of]
+            inside[g].discard(seat)
+    free = [
+        iter([s for s in some if s in left]) for some, left in zip(seats_of, inside, strict=True)
+    ]
     for host, g in enumerate(where):
         if made[host] < 0:
             made[host] = next(free[g])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from commkit.errors import UsageError
 from commkit.topology.bound import LowerBounds
 from commkit.topology.collisions import expected_time
 from commkit.topology.seats import Seats
 from commkit.topology.traffic import Demand, HostFamily
 
-#: What the terms of the objective weigh: bytes, fullest group, time of hashed flows.
-WEIGHTS = (1.0, 0.5, 4.0)
+#: Objective -> what its terms weigh: bytes, fullest group, time of hashed flows.
+OBJECTIVES = {"time": (1.0, 0.5, 4.0), "bytes": (1.0, 0.5, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,12 @@ class Least:
 class Scorer:
     """Scores placements of one demand on the same seats; host_of[logical host] is a seat."""
 
-    def __init__(self, demand: Demand, seats: Seats, queue_pairs: int = 1) -> None:
+    def __init__(
+        self, demand: Demand, seats: Seats, queue_pairs: int = 1, objective: str = "time"
+    ) -> None:
+        if objective not in OBJECTIVES:
+            raise UsageError(f"objective {objective!r}: expected {' or '.join(OBJECTIVES)}")
+        self._weights = OBJECTIVES[objective]
         self.demand, self.seats, self.queue_pairs = demand, seats, queue_pairs
         self._families = [_Family(family) for family in demand.families]
         bounds = LowerBounds(demand)
@@ -121,7 +127,7 @@ class Scorer:
 
     def goal(self, score: Score) -> float:
         """What placement minimises: bytes, fullest group and time, each over its lower bound."""
-        bytes_, full, time = WEIGHTS
+        bytes_, full, time = self._weights
         total = 0.0
         prices = [layer.price for layer in self.seats.layers]
         least = sum(p * b for p, b in zip(prices, self.least.crossing, strict=True))
