@@ -79,7 +79,8 @@ class LowerBounds:
             return 0.0
         if n not in self._known:
             self._known[n] = max(
-                (self._grid(case, n) if axes else 0.0) + sum(_alone(f, n) for f in rest)
+                (self._grid(case, n) if axes else 0.0)
+                + sum(_alone(f, n, self._hosts) for f in rest)
                 for case, (axes, rest) in enumerate(self._cases)
             )
         return self._known[n]
@@ -92,6 +93,8 @@ class LowerBounds:
 
     def _prepare(self, largest: int) -> None:
         for case, (axes, _) in enumerate(self._cases):
+            if not axes:
+                continue
             for which, order in enumerate(_orders(axes)):
                 if len(self._tables.get((case, which), ())) <= largest:
                     self._tables[case, which] = _recursion(order, largest)
@@ -243,16 +246,18 @@ def _clipped(
     ]
 
 
-def _alone(family: HostFamily, n: int) -> float:
-    """What n hosts send at least for one family, whichever hosts they are.
+def _alone(family: HostFamily, n: int, hosts: int) -> float:
+    """What n of all hosts send at least for one family, whichever hosts they are.
 
-    They touch as few groups as they can and fill all of these but one: phi is concave.  Zero
-    where a host may be in no group or in two.
+    They touch as few groups as they can and fill all of these but one: phi is concave.  Hosts in
+    no group are taken first, as far as that helps.  Zero where groups overlap or differ in size.
     """
     members = [host for group in family.groups for host in group.hosts]
-    if family.pattern == "edges" or len(set(members)) != len(members):
+    sizes = {len(group.hosts) for group in family.groups}
+    if family.pattern == "edges" or len(set(members)) != len(members) or len(sizes) != 1:
         return 0.0
-    sizes = [len(group.hosts) for group in family.groups]
-    if len(set(sizes)) != 1 or not sizes:
-        return 0.0
-    return _phi(family, sizes[0])(n % sizes[0])
+    size = sizes.pop()
+    phi = _phi(family, size)
+    outside = hosts - len(members)
+    inside = range(max(0, n - outside), min(n, len(members)) + 1)
+    return min((phi(t % size) for t in inside[:size]), default=0.0)

@@ -29,6 +29,8 @@ from commkit.topology.traffic import Demand
 _EFFORT = 24_000
 #: Neighbourhoods that are divided anew, one by one, in the end: so many, for so many edges.
 _POLISH_LEAST, _POLISH_MOST, _POLISH_EDGES = 60, 160, 600_000
+#: In small jobs the same neighbourhoods come up again: enough after so many in vain for each group.
+_POLISH_VAIN = 4
 #: What a part's cut beyond the fullest part's bound costs, over a byte that crosses.
 _OVERLOAD = 2.0
 
@@ -298,7 +300,11 @@ class _Search:
         seat = [some[0] for some in self.seats_of]  # any seat of a group scores alike
         edges = sum(map(len, self.graph.neighbours)) // 2
         rounds = min(_POLISH_MOST, max(_POLISH_LEAST, _POLISH_EDGES // max(1, edges)))
+        vain = 0
         for _ in range(rounds):
+            if vain > _POLISH_VAIN * len(self.seats_of):
+                break
+            vain += 1
             first = draw.randrange(len(self.seats_of))
             near = parts.beside(first)[:6]
             if not near:
@@ -314,7 +320,7 @@ class _Search:
             parts.descend(some)
             found = self.scorer.goal(self.scorer.score([seat[g] for g in parts.where]))
             if found < goal * (1 - 1e-12):
-                goal = found
+                goal, vain = found, 0
                 parts.keep()
             else:
                 parts.undo()

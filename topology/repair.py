@@ -7,6 +7,7 @@ pay; `most_moves` limits how many surviving hosts move.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,11 @@ def repair(
             for seat in _one_a_group(free, leaf)
         ]
         weight = {host: _placed(graph, at, host) for host in homeless}
-        _, host, seat = min(options, key=lambda o: (-weight[o[1]], o[0], o[1], o[2]))
+        room = Counter(leaf[seat] for seat in free)  # neighbours may be lost, too
+        ranked = [
+            (-weight[host], price, -room[leaf[seat]], host, seat) for price, host, seat in options
+        ]
+        host, seat = min(ranked)[3:]
         made[host], at[host] = seat, leaf[seat]
         homeless.remove(host)
         free.remove(seat)

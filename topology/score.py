@@ -112,6 +112,19 @@ class Scorer:
             planned,
         )
 
+    def busiest(self, host_of: Sequence[int]) -> list[tuple[str, int, int | None]]:
+        """(family, most flows that leave a leaf group by one rail's uplinks, those uplinks)."""
+        found: list[tuple[str, int, int | None]] = []
+        for layer in self.seats.layers[:1]:
+            at = [layer.group[seat] for seat in host_of]
+            groups = max(layer.group, default=-1) + 1
+            for wanted, family in zip(self.demand.families, self._families, strict=True):
+                out, _ = family.flows(at, groups)
+                most, g = max(((count, g) for g, (count, _, _) in enumerate(out)), default=(0, 0))
+                flows = most * min(layer.sharing, family.rails) * self.queue_pairs
+                found.append((wanted.name, flows, layer.uplinks[g] if layer.uplinks else None))
+        return found
+
     def _load(
         self, count: int, amount: float, squares: float, family: _Family, sharing: int
     ) -> tuple[int, float]:
