@@ -23,6 +23,7 @@ from commkit.version import VERSION
 #: subcommand -> its line in `commkit --help`
 COMMANDS = {
     "env": "Show what this process understands of its launcher's environment.",
+    "place": "Choose which host gets which ranks, so that little crosses switches.",
     "run": "Run an unchanged training script with commkit starting its process groups.",
     "bench": "Measure collectives.",
     "groups": "Show the groups of a parallel layout, their names, and what creating them costs.",
