@@ -177,7 +177,7 @@ class Parts:
     #: A cycle of more parts than this is not looked for.
     LONGEST = 4
     #: Of the parts that a node could move to, those it gains most in.
-    WIDTH = 6
+    WIDTH = 4
 
     def __init__(
         self,

@@ -26,9 +26,9 @@ from commkit.topology.seats import Seats
 from commkit.topology.traffic import Demand
 
 #: Contenders that are tried; more of them the smaller the job.
-_EFFORT = 24_000
+_EFFORT = 9_000
 #: Neighbourhoods that are divided anew, one by one, in the end: so many, for so many edges.
-_POLISH_LEAST, _POLISH_MOST, _POLISH_EDGES = 60, 160, 600_000
+_POLISH_LEAST, _POLISH_MOST, _POLISH_EDGES = 60, 160, 450_000
 #: In small jobs the same neighbourhoods come up again: enough after so many in vain for each group.
 _POLISH_VAIN = 4
 #: What a part's cut beyond the fullest part's bound costs, over a byte that crosses.
