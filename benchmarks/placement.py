@@ -47,6 +47,7 @@ class Case:
     tors_per_pod: int = 8
     uplinks: int = 32
     oversubscription: float = 4.0
+    rails: int = 1  #: that share a ToR; 1: each rail has its own, all are alike
 
     @property
     def hosts(self) -> int:
@@ -91,15 +92,19 @@ CASES = {
 }
 
 
-def demand_of(axes: Sequence[Axis]) -> Demand:
-    """The lines of a grid, the first axis fastest, as rank order has them; one rail."""
+def demand_of(axes: Sequence[Axis], rails: int = 1) -> Demand:
+    """The lines of a grid, the first axis fastest, as rank order has them."""
     hosts = math.prod(size for _, size, _, _ in axes)
     families = []
     stride = 1
     for name, size, pattern, amount in axes:
         share = amount / (size - 1) if pattern == "pairs" and size > 1 else amount
         groups = [
-            HostGroup(tuple(range(first, first + size * stride, stride)), share, (0,))
+            HostGroup(
+                tuple(range(first, first + size * stride, stride)),
+                share * rails,
+                tuple(range(rails)),
+            )
             for first in range(hosts)
             if first // stride % size == 0
         ]
@@ -109,7 +114,7 @@ def demand_of(axes: Sequence[Axis]) -> Demand:
     return Demand(hosts, tuple(families))
 
 
-def seats_of(case: Case, fragmented: bool, seed: int, *, rails_share: int = 1) -> Seats:
+def seats_of(case: Case, fragmented: bool, seed: int) -> Seats:
     """Hosts as a busy cluster would give them, in its own order: whole ToRs are rare."""
     draw = random.Random(seed)
     if fragmented:
@@ -129,9 +134,9 @@ def seats_of(case: Case, fragmented: bool, seed: int, *, rails_share: int = 1) -
     rate = 50 * GB
     # A pod's uplinks, all ToRs' over the oversubscription.
     core = max(1, round(case.tors_per_pod * case.uplinks / case.oversubscription))
-    layers = [Layer(tor, (case.uplinks,) * (max(tor) + 1), rate, rails_share, 1.0, "ToR")]
+    layers = [Layer(tor, (case.uplinks,) * (max(tor) + 1), rate, case.rails, 1.0, "ToR")]
     if max(pod):
-        layers.append(Layer(pod, (core,) * (max(pod) + 1), rate, rails_share, 1.0, "pod"))
+        layers.append(Layer(pod, (core,) * (max(pod) + 1), rate, case.rails, 1.0, "pod"))
     return Seats(case.hosts, tuple(layers), 25 * GB)
 
 
@@ -155,7 +160,7 @@ def compare(
     case: Case, fragmented: bool, seed: int, bars: Bars, console: Console
 ) -> dict[str, Row]:
     """All contenders on one allocation, as a table; ours is "plan"."""
-    demand, seats = demand_of(case.axes), seats_of(case, fragmented, seed)
+    demand, seats = demand_of(case.axes, case.rails), seats_of(case, fragmented, seed)
     started = time.process_time()
     plan = place(demand, seats)
     rows = {"plan": Row(f"plan ({plan.how})", time.process_time() - started, plan.score)}
@@ -340,8 +345,13 @@ def main() -> int:
 
 
 def variants(bars: Bars, console: Console) -> list[tuple[str, bool, dict[str, Row]]]:
-    """Other oversubscriptions of the cores."""
+    """Other oversubscriptions of the cores; ToRs that all rails of a host share."""
     made = []
+    for key, tors, per_tor in (("175B", 96, 32), ("moe", 32, 16)):
+        base = CASES[key]
+        name = f"{base.name}, 8 rails a ToR"
+        case = replace(base, name=name, rails=8, uplinks=128, tors=tors, per_tor=per_tor)
+        made.append((key, True, compare(case, True, 13, bars, console)))
     for key in ("175B", "moe"):
         for times in (1.0, 2.0, 8.0):
             case = replace(CASES[key], oversubscription=times)

@@ -13,6 +13,7 @@ from ranks import variables_of
 from slurm import NODES, Slurm, Step, why_not
 
 from commkit.topology import hostlist
+from commkit.topology.emit import emit
 
 pytestmark = [pytest.mark.fabric, pytest.mark.timeout(120)]
 
@@ -289,3 +290,18 @@ def test_scancel_while_hosts_join_leaves_nothing_behind(srun, cluster, tmp_path)
     assert step.end(30)[0] != 0
     assert not step.lines("event", "met")
     no_agents_remain(cluster)
+
+
+def test_srun_puts_tasks_where_an_emitted_host_file_has_them(cluster, tmp_path):
+    """SLURM_HOSTFILE with --distribution=arbitrary."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(emit("slurm", [2, 0, 3, 1], NODES, 2))
+    output = cluster.run(
+        *("srun", "-N4", "-n8", "--distribution=arbitrary", "--label"),
+        *("sh", "-c", "echo $SLURMD_NODENAME"),
+        SLURM_HOSTFILE=str(hosts),
+        cwd=tmp_path,
+    )
+    found = {int(rank): node for rank, node in (line.split(": ") for line in output.splitlines())}
+    order = [NODES[i] for i in (2, 0, 3, 1)]
+    assert found == {rank: order[rank // 2] for rank in range(8)}
