@@ -149,10 +149,9 @@ def new_groups(
     if _joined is None:
         made = _create_as_torch(default, wanted, settings)
     else:
-        described = f"{wanted.describe()}; {settings.describe()}"
         _joined.world.agree(
             _digest(wanted, settings),
-            described if len(described) <= 2000 else described[:1997] + "...",
+            f"{wanted.summary()}; {settings.describe()}",
             tag="groups",
             timeout=settings.longest.total_seconds(),
         )
