@@ -32,8 +32,12 @@ def _sum(group):
     return value.item()
 
 
-def _collective():
-    if os.environ["RANK"] != "3":
+def _collective(sign):
+    if os.environ["RANK"] == "3":
+        sign.touch()
+    else:
+        while not sign.exists():
+            time.sleep(0.01)
         time.sleep(EARLY)  # rank 3 has to wait for the others
     commkit.init_process_group("gloo", timeout=MINUTE, layout="tp=2,pp=4")
     before = commkit.start_report()
@@ -44,7 +48,7 @@ def _collective():
 
 
 def test_every_phase_has_its_slowest_median_and_fastest_rank(tmp_path):
-    results = torch_jobs.run(_collective, 8, hosts=2, log_dir=tmp_path)
+    results = torch_jobs.run(_collective, 8, tmp_path / "sign", hosts=2, log_dir=tmp_path)
     assert results[1:] == [(None, None)] * 7
     before, after = results[0]
     made = [name for name in before["phases"] if name.startswith("create/")]
@@ -158,7 +162,7 @@ def test_a_script_that_just_ends_is_reported_too(tmp_path):
         subprocess.Popen([sys.executable, "-c", EXITS], env={**os.environ, **job.environment(rank)})
         for rank in range(2)
     ]
-    assert [process.wait(50) for process in processes] == [0, 0]
+    assert [process.wait(110) for process in processes] == [0, 0]
     found = json.loads(path.read_text())
     assert found["missing"] == "" and list(found["phases"]) == START
 
