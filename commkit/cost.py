@@ -5,8 +5,9 @@ ranks; each key goes the way on which the agents send it (csrc/overlay/session_r
 takes part in a group as torch's ProcessGroupNCCL does: one member sets an id of 128 bytes, one for
 each 128 ranks in a larger group, and every other member waits for the ids and reads them.  A
 group's keys belong to the agent of its lowest rank.  Waits of several ranks for one key travel as
-one; so do reads with `merged_reads`, else each by itself.  Before, the digests of the layout are
-compared, once up the tree and once down, and agents that must find other hosts fetch their list.
+one, and the answer brings the id to those who came before it was set: they read it on their host.
+Before, the digests of the layout are compared, once up the tree and once down, and agents that must
+find other hosts fetch their list.
 
 torch.  The same operations at the one TCPStore of rank 0; and with TORCH_DIST_INIT_BARRIER=1 three
 more of every rank of the world for every group.
@@ -75,14 +76,14 @@ class Cost:
     barrier: Load
 
 
-def estimate(layout: Layout, *, ranks_per_host: int = 8, merged_reads: bool = False) -> Cost:
+def estimate(layout: Layout, *, ranks_per_host: int = 8) -> Cost:
     """Goes through every group of the layout: seconds for 100,000 ranks."""
     if ranks_per_host < 1:
         raise LayoutError(f"{ranks_per_host} ranks per host: expected at least 1")
     world = layout.world_size
     if world > MOST_RANKS:
         raise LayoutError(f"{world:,} ranks are too many to count: at most {MOST_RANKS:,}")
-    agents = Agents(math.ceil(world / ranks_per_host), merged_reads=merged_reads)
+    agents = Agents(math.ceil(world / ranks_per_host))
     per_rank, single = [0] * world, [0] * world
     total = central = central_bytes = 0
     for name, family in layout.families.items():
@@ -142,14 +143,12 @@ class Agents:
         *,
         degree: int = 0,
         arrival: Sequence[int] | None = None,
-        merged_reads: bool = False,
     ) -> None:
         self.hosts = hosts
         chosen = min(max(math.ceil(math.sqrt(hosts)), _SMALLEST_DEGREE), _LARGEST_DEGREE)
         self.degree = degree or chosen
         self.listening = 1 if hosts <= 1 else (hosts - 2) // self.degree + 1
         self.arrival = range(hosts) if arrival is None else arrival
-        self.merged_reads = merged_reads
         self.messages, self.bytes = [0] * hosts, [0] * hosts
         self.local, self.local_bytes = [0] * hosts, [0] * hosts
         self.links: defaultdict[int, set[int]] = defaultdict(set)
@@ -199,13 +198,9 @@ class Agents:
             self.local[agent] += 4 * count * asking
             self.local_bytes[agent] += count * asking * _store_bytes(ids, key)
             for hop in self.way(agent, owner):
-                first = hop not in waited
-                waited.add(hop)
-                if first:
-                    self._over(hop, count * ids, _REQUEST + _ANSWER + key)
-                if first or not self.merged_reads:
-                    reads = count * ids * (1 if self.merged_reads else asking)
-                    self._over(hop, reads, _REQUEST + _ANSWER + key + ID_BYTES)
+                if hop not in waited:
+                    waited.add(hop)
+                    self._over(hop, count * ids, _REQUEST + _ANSWER + key + ID_BYTES)
 
     def _over(self, hop: tuple[int, int], count: int, size: int) -> None:
         """`count` requests and answers of `size` bytes together."""

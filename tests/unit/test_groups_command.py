@@ -150,8 +150,10 @@ def test_the_busiest_agent_has_far_less_to_do_than_torchs_store():
         assert each.commkit.messages * 500 < each.barrier.messages
 
 
-def test_merged_reads_cost_a_host_one_message_and_not_one_a_rank():
-    made = layout.parse("dp=2048", 2048)
-    each, merged = (cost.estimate(made, merged_reads=flag) for flag in (False, True))
-    assert merged.commkit.messages * 3 < each.commkit.messages
-    assert merged.torch == each.torch
+def test_an_id_costs_a_host_one_request_and_not_one_a_rank():
+    agents = cost.Agents(5)
+    agents.exchange([(0, 8), (3, 8)], 60)
+    alone = cost.Agents(5)
+    alone.exchange([(0, 8), (3, 1)], 60)
+    assert agents.messages == alone.messages == [2, 0, 0, 2, 0]
+    assert agents.local[3] == 8 * alone.local[3]
