@@ -85,7 +85,10 @@ void Session::notice(const std::string& kind, const std::string& text) {
 }
 
 void Session::to_children(uint16_t type, const std::string& payload) {
-  for (auto& [index, link] : children_) link->stream->send_frame(type, payload);
+  for (auto& [index, link] : children_) {
+    // A child that was adopted after its end has none.
+    if (link->stream) link->stream->send_frame(type, payload);
+  }
 }
 
 void Session::fail_join(const std::string& kind, const std::string& text) {

@@ -190,6 +190,7 @@ void Session::adopt(const LinkPtr& from, Reader& r) {
     std::string host = r.str();
     RankSet ranks = RankSet::decode(r);
     if (!from->ranks.covers(ranks)) throw BadFrame("children whose ranks are not below it");
+    if (children_.count(index) != 0) throw BadFrame("children of it that are ours");
     from->ranks.remove(ranks);
     auto it = adopted_.find(index);
     LinkPtr link = it == adopted_.end() ? std::make_shared<Link>() : it->second;

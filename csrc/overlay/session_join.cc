@@ -360,7 +360,8 @@ void Session::add_child(StreamPtr stream, const Hello& h) {
     return;
   }
   auto known = children_.find(h.index);
-  bool other = known != children_.end() && !known->second->stream->closed() &&
+  bool other = known != children_.end() && known->second->stream &&
+               !known->second->stream->closed() &&
                (state_ != State::kJoining || known->second->host != h.host);
   other = other || (root_ && static_cast<size_t>(h.index) >= root_->hosts.size());
   if (h.index == index_ || (parent_ && h.index == parent_->index) || other) {

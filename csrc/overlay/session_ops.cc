@@ -241,6 +241,7 @@ void Session::op_down(std::string_view payload) {
   std::string copy(payload);  // `payload` may lie in a buffer that sending reuses
   bool to_one = kind == kGather && peer >= 0;
   for (auto& [index, link] : children_) {
+    if (!link->stream) continue;  // adopted after its end
     if (!to_one || link->ranks.contains(peer)) link->stream->send_frame(kOpDown, copy);
   }
   if (kind == kAgree && is_fence(tag)) {

@@ -224,9 +224,10 @@ void Session::catch_up() {
 
 void Session::add_mesh(StreamPtr stream, const Hello& h) {
   auto child = children_.find(h.index);
-  bool known = h.index == index_ || (parent_ && h.index == parent_->index) ||
-               (child != children_.end() && !child->second->stream->closed()) ||
-               mesh_.count(second_link(h.index)) != 0;
+  bool known =
+      h.index == index_ || (parent_ && h.index == parent_->index) ||
+      (child != children_.end() && child->second->stream && !child->second->stream->closed()) ||
+      mesh_.count(second_link(h.index)) != 0;
   if (known) {
     // Requests are told apart by the index of who asks.
     log(stream->peer() + " says that it is agent " + std::to_string(h.index) +

@@ -16,7 +16,7 @@ def test_simulated_ranks_exchange_the_ids_of_their_groups(repository, tmp_path):
     command += ["--stock-ranks", "16", "--stock-groups", "3", "--json", str(records), "--bars"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr
-    assert "3 of 30 groups replayed" in done.stdout and "extrapolated" in done.stdout
+    assert "3 of 40 groups replayed" in done.stdout and "extrapolated" in done.stdout
     assert "BAR overflows_512 0 == 0 ok" in done.stdout
     *rows, stock = (json.loads(line) for line in records.read_text().splitlines())
     assert [row["ranks"] for row in rows] == [64, 512]
@@ -29,7 +29,7 @@ def test_simulated_ranks_exchange_the_ids_of_their_groups(repository, tmp_path):
     # Eight times the ranks: the busiest agent has the ids of more hosts, not eight times as many.
     assert large["busiest_other"]["operations"] < 6 * max(small["root"]["operations"], 1)
     assert stock["seconds"] > stock["groups_seconds"] > 0
-    assert (stock["groups"], stock["all_groups"]) == (3, 30)
+    assert (stock["groups"], stock["all_groups"]) == (3, 40)
 
 
 def test_a_shape_that_is_not_the_world_is_refused(repository):

@@ -86,7 +86,7 @@ def test_all_groups_are_made_every_way_and_the_busiest_process_is_counted(reposi
     )
     assert done.returncode == 0, done.stderr
     for backend in GROUP_WAYS:
-        assert f"{backend}, 16 ranks on 2 simulated hosts, tp=4,dp=2,pp=2, 30 groups" in done.stdout
+        assert f"{backend}, 16 ranks on 2 simulated hosts, tp=4,dp=2,pp=2, 40 groups" in done.stdout
     rows = [json.loads(line) for line in records.read_text().splitlines()]
     found = {(row["backend"], row["ranks"], row["way"]): row for row in rows}
     assert {(backend, way) for backend, _, way in found} == {
@@ -99,9 +99,10 @@ def test_all_groups_are_made_every_way_and_the_busiest_process_is_counted(reposi
         assert row["busiest"] > 0 and row["own_mib"] > 0
     for ranks in (8, 16):
         stock, barrier = (found["ids", ranks, way] for way in ("stock", "barrier"))
-        # An add, a look at the sum and a wait of each rank for the world and for each group.
+        # An add, a look at the sum and a wait of each rank for the world and for each group; who
+        # comes last to a group looks at its sum more than once.
         extra = barrier["busiest"] - stock["busiest"]
-        assert 3 * ranks * stock["groups"] <= extra <= 3 * ranks * (stock["groups"] + 1) + 40
+        assert 3 * ranks * stock["groups"] <= extra <= 4 * ranks * (stock["groups"] + 1) + 40
         for way in ("commkit", "patched"):
             assert found["ids", ranks, way]["busiest"] < barrier["busiest"] / 2
     # Ids of one host's groups stay there: twice the hosts are not twice the requests of one agent.
