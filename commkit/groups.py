@@ -216,19 +216,10 @@ def new_group(
     members = check_ranks(ranks, default.size())
     if sort_ranks:
         members = tuple(sorted(members))
-    registry = _registry_of(default)
     if default.rank() not in members:
         return NON_MEMBER
     family = group_desc or ""
-    job = Job(
-        _group(default, registry, family, members),
-        *_defaults(default, backend, timeout),
-        pg_options,
-        _bound(default, device_id),
-    )
-    made = _one(default, job)
-    registry.remember(made)
-    return made.group
+    return _single(default, family, members, family, backend, timeout, pg_options, device_id)
 
 
 def split_group(
@@ -268,19 +259,11 @@ def split_group(
             chosen = group
     if chosen is None:
         return None
-    registry = _registry_of(default)
     members = tuple(world_ranks[place] for place in chosen)
     family = f"{parent.group_name}:split"
-    kind, _ = c10d._world.pg_map[parent]
-    job = Job(
-        _group(default, registry, family, members, group_desc),
-        *_defaults(default, str(kind), timeout),
-        pg_options,
-        _bound(default, None),
-    )
-    made = _one(default, job)
-    registry.remember(made)
-    return made.group
+    kind = str(c10d._world.pg_map[parent][0])
+    label = group_desc or family
+    return _single(default, family, members, label, kind, timeout, pg_options, None)
 
 
 def device_mesh(
@@ -464,23 +447,33 @@ def _registry_of(default: ProcessGroup) -> _Registry:
     return _registry
 
 
-def _group(
+def _single(
     default: ProcessGroup,
-    registry: _Registry,
     family: str,
     members: tuple[int, ...],
-    label: str | None = None,
-) -> plan.Group:
-    name = registry.generations.named(family, members)
-    return plan.Group(label or family, members, name, members.index(default.rank()))
-
-
-def _one(default: ProcessGroup, job: Job) -> Made:
+    label: str,
+    backend: str | None,
+    timeout: timedelta | None,
+    options: Any,
+    device: torch.device | None,
+) -> ProcessGroup:
+    """One group that this rank is in, outside any layout; `label` is what people call it."""
+    registry = _registry_of(default)
+    group = plan.Group(
+        label,
+        members,
+        registry.generations.named(family, members),
+        members.index(default.rank()),
+    )
+    job = Job(group, *_defaults(default, backend, timeout), options, _bound(default, device))
     if _joined is not None:
-        return create_jobs(_joined, [job], share=False)[0]
-    began = time.monotonic()
-    group = create(job, c10d._world.pg_map[default][1])
-    return made(job, group, time.monotonic() - began)
+        one = create_jobs(_joined, [job], share=False)[0]
+    else:
+        began = time.monotonic()
+        pg = create(job, c10d._world.pg_map[default][1])
+        one = made(job, pg, time.monotonic() - began)
+    registry.remember(one)
+    return one.group
 
 
 def _create_as_torch(default: ProcessGroup, wanted: Layout, settings: _Settings) -> list[Made]:

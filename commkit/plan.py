@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from commkit.errors import LayoutError
 from commkit.layout import Layout
-from commkit.ranks import check_ranks
 
-__all__ = ["Generations", "Group", "GroupPlan", "check_ranks", "group_name", "make"]
+__all__ = ["Generations", "Group", "GroupPlan", "group_name", "make"]
 
 _WORD = 24  # characters of the family's name in a group's
 
