@@ -116,7 +116,7 @@ inline bool await(const std::atomic<int>& counter, int number, double deadline,
           info.si_pid == pid)
         return false;
     }
-    usleep(200);
+    usleep(2000);
   }
   return true;
 }

@@ -120,7 +120,7 @@ def test_a_host_without_a_free_port_says_so_at_once(fabric, ranks):
     assert held.stdout.readline() == "taken\n"
     outcome = one_error(ranks(dict.fromkeys(gpu, 1), master="10.77.0.1"))
     assert outcome.error == "OverlayError"
-    assert "cannot listen on 127.0.0.1 for the store: Address already in use" in outcome.text
+    assert "cannot listen on loopback for the store: Address already in use" in outcome.text
 
 
 # --- Disk, /proc -----------------------------------------------------------------------------

@@ -89,11 +89,15 @@ def _until_ready(nccl, comm):
     return _state(nccl, comm)
 
 
+def _meet(store, key, size):
+    store.add(key, 1)
+    while int(store.get(key)) < size:
+        time.sleep(0.01)
+
+
 def _leave(store, size):
     """The first rank keeps the store until all have come here."""
-    store.add("leaving", 1)
-    while int(store.get("leaving")) < size:
-        time.sleep(0.01)
+    _meet(store, "leaving", size)
     store.add("left", 1)
     while int(os.environ["RANK"]) == 0 and int(store.get("left")) < size:
         time.sleep(0.01)
@@ -104,6 +108,8 @@ def _wrong_init(sizes, places):
     unique = _shared_id(nccl, rank, store)
     result, comm = _init(nccl, sizes[rank], unique, places[rank])
     text = nccl.ncclGetLastError(comm).decode()
+    # Whoever comes after the maker of the id has left is told that instead.
+    _meet(store, "tried", size)
     nccl.ncclCommAbort(comm)
     _leave(store, size)
     return result, text
