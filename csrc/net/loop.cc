@@ -21,6 +21,7 @@ namespace {
 }
 
 constexpr int kFullRounds = 64;
+constexpr int kEventsToAnEnd = 64;
 
 // The generation tells an event of a closed descriptor from one of its successor with the same
 // number.
@@ -145,6 +146,17 @@ void Loop::run_deferred() {
   }
 }
 
+void Loop::run_ends() {
+  while (!ends_.empty()) {
+    ending_.swap(ends_);
+    for (auto& weak : ending_) {
+      if (auto who = weak.lock()) who->at_end();
+    }
+    ending_.clear();
+    run_deferred();
+  }
+}
+
 int Loop::run_timers() {
   // Only what is due now: a timer that sets itself again must not keep the descriptors waiting.
   double due = now();
@@ -167,12 +179,14 @@ int Loop::run_timers() {
 void Loop::run() {
   std::array<epoll_event, 256> events;
   int full = 0;  // rounds in a row that have taken all that fits
+  in_round_ = true;
   while (running_) {
     run_deferred();
     // What has come counts before what is overdue: a loop that is behind must not take the news
     // that it has not read for news that did not come.  But timers are not put off for ever.
     int wait = 0;
     if (full % kFullRounds == 0) wait = run_timers();
+    run_ends();
     if (!running_) break;
     int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), wait);
     if (count < 0 && errno != EINTR) fail("epoll_wait");
@@ -184,9 +198,12 @@ void Loop::run() {
       std::shared_ptr<Ready> ready = it->second.ready;
       (*ready)(events[i].events);
       run_deferred();
+      if (i % kEventsToAnEnd == kEventsToAnEnd - 1) run_ends();
     }
   }
   run_deferred();
+  run_ends();
+  in_round_ = false;
 }
 
 }  // namespace commkit

@@ -14,6 +14,15 @@ namespace commkit {
 // Seconds on the monotonic clock.
 double now();
 
+// What has something to do once a few events have been handled.
+class AtEnd {
+ public:
+  virtual void at_end() = 0;
+
+ protected:
+  ~AtEnd() = default;
+};
+
 class Loop {
  public:
   using Ready = std::function<void(uint32_t events)>;
@@ -38,6 +47,11 @@ class Loop {
   // The same from another thread.
   void post(Task task);
 
+  // After a few dozen of the events that have come together: what they send to one peer can go out
+  // at once.  Only from within run(); see `in_round`.
+  void at_end(std::weak_ptr<AtEnd> who) { ends_.push_back(std::move(who)); }
+  bool in_round() const { return in_round_; }
+
   void run();
   void stop() { running_ = false; }
   void resume() { running_ = true; }  // before another run()
@@ -51,6 +65,7 @@ class Loop {
 
   void drain_posted();
   void run_deferred();
+  void run_ends();
   int run_timers();  // milliseconds to the next one, -1: none
 
   int epoll_ = -1;
@@ -77,6 +92,8 @@ class Loop {
   std::vector<uint32_t> free_timers_;
   std::vector<Due> due_;  // a heap, the next one first
   std::vector<Task> deferred_;
+  std::vector<std::weak_ptr<AtEnd>> ends_, ending_;
+  bool in_round_ = false;
   std::mutex mutex_;  // guards posted_
   std::vector<Task> posted_;
 };

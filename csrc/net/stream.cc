@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "net/address.h"
 #include "net/codec.h"
@@ -21,6 +22,7 @@ namespace commkit {
 namespace {
 
 constexpr size_t kMostAhead = 1 << 20;
+constexpr size_t kEnoughAtOnce = 64 * 1024;
 
 }  // namespace
 
@@ -167,7 +169,19 @@ void Stream::send(std::string bytes) {
   }
   queued_ += bytes.size();
   out_.push_back(std::move(bytes));
-  if (!writing_ && !connecting_ && !reading_) flush();
+  if (writing_ || connecting_ || reading_) return;
+  if (loop_.in_round() && queued_ < kEnoughAtOnce) return flush_later();
+  flush();
+}
+
+// What one round sends to a peer is one message of the kernel's, and wakes the peer once.
+void Stream::flush_later() {
+  if (!std::exchange(later_, true)) loop_.at_end(weak_from_this());
+}
+
+void Stream::at_end() {
+  if (!std::exchange(later_, false)) return;
+  if (!closed() && !writing_ && !out_.empty()) flush();
 }
 
 void Stream::flush() {
@@ -175,8 +189,8 @@ void Stream::flush() {
     std::array<iovec, 16> parts;
     msghdr message{};
     message.msg_iov = parts.data();
-    for (auto& bytes : out_) {
-      if (message.msg_iovlen == parts.size()) break;
+    for (size_t i = written_; i < out_.size() && message.msg_iovlen < parts.size(); ++i) {
+      std::string& bytes = out_[i];
       size_t from = message.msg_iovlen == 0 ? sent_ : 0;
       parts[message.msg_iovlen++] = {bytes.data() + from, bytes.size() - from};
     }
@@ -185,8 +199,7 @@ void Stream::flush() {
       if (errno == EAGAIN || errno == EINTR) return want_write(true);
       std::string why = "send to " + peer_ + ": " + std::strerror(errno);
       // What the peer said before it went away is read first, and its end then reported from there.
-      out_.clear();
-      queued_ = 0;
+      forget_queued();
       dying_ = true;
       want_write(false);
       std::weak_ptr<Stream> weak = weak_from_this();
@@ -198,14 +211,24 @@ void Stream::flush() {
     }
     sent_ += static_cast<size_t>(n);
     queued_ -= static_cast<size_t>(n);
-    while (!out_.empty() && sent_ >= out_.front().size()) {
-      sent_ -= out_.front().size();
-      out_.pop_front();
+    while (written_ < out_.size() && sent_ >= out_[written_].size()) {
+      sent_ -= out_[written_].size();
+      std::string().swap(out_[written_++]);
+    }
+    // Seldom, since what is left moves.
+    if (written_ == out_.size() || (written_ >= 64 && 2 * written_ >= out_.size())) {
+      out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(written_));
+      written_ = 0;
     }
   }
   want_write(false);
   if (closing_) return close();
   if (on_drained_) on_drained_();
+}
+
+void Stream::forget_queued() {
+  out_.clear();
+  written_ = sent_ = queued_ = 0;
 }
 
 void Stream::want_write(bool on) {
@@ -226,12 +249,17 @@ void Stream::update_events() {
 
 void Stream::close() {
   if (fd_ < 0) return;
+  if (std::exchange(later_, false) && !dying_ && !writing_ && !out_.empty()) {
+    // What was sent before counts as sent.
+    closing_ = false;
+    on_drained_ = nullptr;
+    flush();
+  }
   loop_.unwatch(fd_);
   ::close(fd_);
   fd_ = -1;
   if (traffic_) --traffic_->open;
-  out_.clear();
-  queued_ = 0;
+  forget_queued();
 }
 
 void Stream::close_when_sent(double seconds) {

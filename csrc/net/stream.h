@@ -6,11 +6,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "net/loop.h"
 
@@ -30,7 +30,7 @@ struct Traffic {
   uint64_t bytes_in = 0, bytes_out = 0;
 };
 
-class Stream : public std::enable_shared_from_this<Stream> {
+class Stream : public std::enable_shared_from_this<Stream>, public AtEnd {
  public:
   using OnBytes = std::function<void(const char*, size_t)>;
   using OnFrame = std::function<void(uint16_t type, std::string_view payload)>;
@@ -89,6 +89,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void ready(uint32_t events);
   bool readable();
   void flush();
+  void flush_later();
+  void at_end() override;
+  void forget_queued();
   void want_write(bool on);
   void update_events();
   void broken(std::string why);
@@ -99,6 +102,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::string peer_;
   bool connecting_;
   bool writing_ = false;
+  bool later_ = false;    // what is queued goes out at the end of the loop's round
   bool reading_ = false;  // answers to what is being read go out together
   bool paused_ = false;
   bool closing_ = false;
@@ -114,8 +118,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::function<void()> on_ending_;
   std::shared_ptr<Traffic> traffic_;
   std::string in_;
-  std::deque<std::string> out_;
-  size_t sent_ = 0;  // bytes of out_.front() already written
+  std::vector<std::string> out_;
+  size_t written_ = 0;  // how many of out_ have been written whole
+  size_t sent_ = 0;     // bytes of the next one already written
   size_t queued_ = 0;
 };
 

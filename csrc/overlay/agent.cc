@@ -68,8 +68,7 @@ Agent::Agent(Loop& loop, int unix_listener) : loop_(loop), started_(now()) {
   unix_ = std::make_unique<Listener>(loop_, unix_listener,
                                      [this](int fd, std::string) { accept_unix(fd); });
   std::string error = listen_store();
-  if (!error.empty())
-    throw std::runtime_error("cannot listen on 127.0.0.1 for the store: " + error);
+  if (!error.empty()) throw std::runtime_error("cannot listen on loopback for the store: " + error);
   loop_.after(kIdleStartSeconds, [this] { leave_if_idle(); });
 }
 
@@ -382,7 +381,6 @@ void Agent::leave() {
   // In this order: whoever finds no Unix socket starts a new agent, which needs the port.
   tcp_.clear();
   store_.reset();
-  store6_.reset();
   unix_.reset();
   loop_.after(kLastWordsSeconds, [this] {
     log("leaving");

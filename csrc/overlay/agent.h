@@ -88,8 +88,13 @@ class Agent {
   void watch_processes();
   void watch_process(const std::shared_ptr<RankConn>& conn);
   void throttle();
-  void age(const std::weak_ptr<bool>& young, double came, uint64_t hellos);
-  void grow(bool& young);
+  // A connection until it has shown who it is.
+  struct Coming {
+    bool young = true, spoke = false;
+    double came = 0;
+  };
+  void age(const std::weak_ptr<Coming>& coming, uint64_t hellos);
+  void grow(Coming& coming);
   bool drop_silent();
   bool share_port(int hosts, std::vector<int>& fds);
   void taken(StreamPtr stream, Hello hello);
@@ -120,7 +125,7 @@ class Agent {
   double formed_at_ = 0;  // the last world
   Loop::TimerId linger_timer_ = 0;
   std::string name_;
-  std::unique_ptr<Listener> unix_, store_, store6_;
+  std::unique_ptr<Listener> unix_, store_;
   std::string store_host_ = "127.0.0.1";
   std::vector<std::unique_ptr<Listener>> tcp_;
   uint16_t port_ = 0, store_port_ = 0;
@@ -142,7 +147,7 @@ class Agent {
   int young_ = 0;    // and of these, those that came just now
   uint64_t hellos_ = 0;
   struct Opening {
-    std::weak_ptr<bool> young;
+    std::weak_ptr<Coming> coming;
     std::weak_ptr<Stream> stream;
   };
   std::deque<Opening> opening_list_;  // the same, in the order of their coming

@@ -182,14 +182,14 @@ void Agent::accept_tcp(int fd, std::string peer) {
   }
   ++opening_;
   ++young_;
-  auto young = std::make_shared<bool>(true);  // lives until it has shown who it is
-  auto grown = [this, young] { grow(*young); };
-  age(young, now(), hellos_);
+  auto coming = std::make_shared<Coming>();
+  coming->came = now();
+  age(coming, hellos_);
   throttle();
   auto stream = Stream::make(loop_, fd, std::move(peer));
-  while (!opening_list_.empty() && opening_list_.front().young.expired()) opening_list_.pop_front();
-  opening_list_.push_back({young, stream});
-  young.reset();
+  while (!opening_list_.empty() && opening_list_.front().coming.expired())
+    opening_list_.pop_front();
+  opening_list_.push_back({coming, stream});
   stream->no_delay();
   stream->count_into(traffic_);
   Acceptor::Outcome outcome;
@@ -199,9 +199,10 @@ void Agent::accept_tcp(int fd, std::string peer) {
   };
   outcome.stranger = [this](const std::string& who, const std::string& why) { stranger(who, why); };
   outcome.other_version = [this](const std::string& text) { met_other_version(text); };
-  outcome.ended = [this, grown] {
+  outcome.spoke = [coming] { coming->spoke = true; };
+  outcome.ended = [this, coming] {
     --opening_;
-    grown();
+    grow(*coming);
   };
   Acceptor::start(loop_, std::move(stream), job_, std::move(outcome));
 }
@@ -214,18 +215,19 @@ void Agent::met_other_version(const std::string& text) {
   if (session_) session_->met_other_version(text);
 }
 
-void Agent::age(const std::weak_ptr<bool>& young, double came, uint64_t hellos) {
-  loop_.after(kYoungSeconds, [this, young, came, hellos] {
-    auto still = young.lock();
-    if (!still || !*still) return;
-    if (hellos_ != hellos && now() - came < kBusySeconds) return age(young, came, hellos_);
+void Agent::age(const std::weak_ptr<Coming>& coming, uint64_t hellos) {
+  loop_.after(kYoungSeconds, [this, coming, hellos] {
+    auto still = coming.lock();
+    if (!still || !still->young) return;
+    bool busy = still->spoke || hellos_ != hellos;
+    if (busy && now() - still->came < kBusySeconds) return age(coming, hellos_);
     grow(*still);
   });
 }
 
-void Agent::grow(bool& young) {
-  if (!young) return;
-  young = false;
+void Agent::grow(Coming& coming) {
+  if (!coming.young) return;
+  coming.young = false;
   --young_;
   throttle();
 }
@@ -233,12 +235,12 @@ void Agent::grow(bool& young) {
 // Whoever has been silent for longest makes room.  False: all of them have only just come.
 bool Agent::drop_silent() {
   while (!opening_list_.empty()) {
-    auto young = opening_list_.front().young.lock();
-    if (young && *young) return false;
+    auto coming = opening_list_.front().coming.lock();
+    if (coming && coming->young) return false;
     auto stream = opening_list_.front().stream.lock();
     opening_list_.pop_front();
-    if (!young || !stream || stream->closed()) continue;
-    young.reset();
+    if (!coming || !stream || stream->closed()) continue;
+    coming.reset();
     stream->give_up("had to make room for others");
     return true;
   }

@@ -18,8 +18,6 @@ namespace {
 
 constexpr size_t kMaxUnread = 4 * 1024 * 1024;  // replies that wait for a client to read them
 
-constexpr int kSamePortTries = 8;
-
 // Whether this host's file of names has a line for the address.
 bool named_in_hosts_file(const std::string& address) {
   std::ifstream file("/etc/hosts");
@@ -33,37 +31,25 @@ bool named_in_hosts_file(const std::string& address) {
 
 }  // namespace
 
-// Both loopback addresses, at one port: torch looks its peer's name up in reverse, and 127.0.0.1,
-// which it writes as an IPv6 address, is in no file of names.  Ranks go to ::1 where that file has
-// it; elsewhere each of them may ask the name server.
+// Torch looks its peer's name up in reverse, and 127.0.0.1, which it writes as an IPv6 address, is
+// in no file of names: each rank would ask the name server.  So the store is at ::1 where that file
+// has it.
 std::string Agent::listen_store() {
-  auto accept = [this](int f, std::string peer) { accept_store(f, std::move(peer)); };
+  static const bool six_named = named_in_hosts_file("::1");
   std::string why;
-  for (int round = 0; round < kSamePortTries; ++round) {
-    auto here = SocketAddress::parse("127.0.0.1", 0);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, here->get(), here->length()) < 0 || listen(fd, kTcpBacklog) < 0) {
-      why = std::strerror(errno);
-      if (fd >= 0) close(fd);
-      return why;
+  for (const char* host : {"::1", "127.0.0.1"}) {
+    auto here = SocketAddress::parse(host, 0);
+    if (here->family() == AF_INET6 && !six_named) continue;
+    int fd = socket(here->family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, here->get(), here->length()) == 0 && listen(fd, kTcpBacklog) == 0) {
+      store_host_ = host;
+      store_port_ = SocketAddress::local_of(fd).port();
+      store_ = std::make_unique<Listener>(
+          loop_, fd, [this](int f, std::string peer) { accept_store(f, std::move(peer)); });
+      return "";
     }
-    store_port_ = SocketAddress::local_of(fd).port();
-    int fd6 = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    auto here6 = SocketAddress::parse("::1", store_port_);
-    bool both =
-        fd6 >= 0 && bind(fd6, here6->get(), here6->length()) == 0 && listen(fd6, kTcpBacklog) == 0;
-    bool taken = !both && fd6 >= 0 && errno == EADDRINUSE;
-    if (!both && fd6 >= 0) close(fd6);
-    if (taken && round + 1 < kSamePortTries) {
-      close(fd);
-      continue;
-    }
-    store_ = std::make_unique<Listener>(loop_, fd, accept);
-    if (both) {
-      store6_ = std::make_unique<Listener>(loop_, fd6, accept);
-      if (named_in_hosts_file("::1")) store_host_ = "::1";
-    }
-    return "";
+    why = std::strerror(errno);
+    if (fd >= 0) close(fd);
   }
   return why;
 }

@@ -361,6 +361,7 @@ void Acceptor::frame(uint16_t type, std::string_view payload) {
       return stream_->close_when_sent();
     }
     if (job_.secret.empty()) return take();
+    outcome_.spoke();
     nonce_ = random_bytes(16);
     expected_ = handshake_mac(job_.secret, "initiator", nonce_, seen_);
     Writer w;

@@ -130,6 +130,8 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
   struct Outcome {
     Taken taken;
     Stranger stranger;
+    // It has named our job, and has yet to prove that it belongs to it.
+    std::function<void()> spoke;
     // A host of this job (nothing proves it) that another version of commkit runs on.
     std::function<void(const std::string& text)> other_version;
     std::function<void()> ended;

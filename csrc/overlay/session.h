@@ -209,6 +209,7 @@ class Session {
   void listen(double until, std::function<void()> then);
   void joined_parent(StreamPtr stream, int parent_index, const std::string& host);
   void root_contact_frame(int index, uint16_t type, std::string_view payload);
+  void drop_contact();
   void no_root();
   void place(int index, bool under_root);
   void await_parent(int index);
@@ -303,6 +304,7 @@ class Session {
 
   // session_leave.cc
   void rank_connected(const RankPtr& conn, std::string_view payload);
+  void await_fence(const std::string& group, const RankSet& members);
   void fence_open(const std::string& group);
   void rank_leave(const RankPtr& conn, double timeout);
   void try_leave(const RankPtr& conn, bool late);
@@ -422,7 +424,7 @@ class Session {
   Loop::TimerId loss_timer_ = 0;
   std::vector<std::string> losses_;
   RankSet dead_;
-  std::set<std::string> open_groups_;
+  std::set<std::string> open_groups_, awaited_fences_;
   std::map<std::string, RankSet> confirmed_;  // group -> local members that are connected
   std::string root_said_;  // while it was not yet our parent: how far the join has come
   std::string farewell_;   // failed before the root was reached: what it is still to hear

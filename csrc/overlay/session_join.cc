@@ -154,6 +154,7 @@ void Session::start_contact() {
   outcome.hopeless = [this](const std::string& why) {
     loop_.defer([contact = std::move(contact_)] { contact->stop(); });
     contact_.reset();
+    if (root_) return;  // a stranger has our port for now
     fail("join", "host " + config_.host_name + ": " + why);
   };
   contact_ = Contact::start(loop_, config_, hello(kContact), terms(), outcome);
@@ -177,7 +178,7 @@ void Session::contact_held(StreamPtr stream) {
       [this](uint16_t type, std::string_view payload) { contact_frame(type, payload); });
   root_stream_->on_close([this](const std::string& why) {
     root_stream_.reset();
-    if (parent_ || state_ != State::kJoining) return;
+    if (root_ || parent_ || state_ != State::kJoining) return;
     // The root of an epoch that ended while we waited for the next: its successor will come up.
     // One that had placed us was of this epoch, which is lost with it unless only the connection
     // is.
@@ -222,7 +223,9 @@ void Session::welcome(std::string_view payload) {
   bool stay = r.u8() != 0;
   std::vector<std::string> addresses = r.strs();
   uint16_t port = r.u16();
-  listens_ = r.u8() != 0;
+  bool listens = r.u8() != 0;
+  if (root_) no_root();  // there is another rank 0: it will say who both are
+  listens_ = listens;
   agent_.not_root();
   nonce_ = nonce;
   index_ = index;

@@ -49,6 +49,11 @@ void Session::rank_connected(const RankPtr& conn, std::string_view payload) {
     call(std::move(open));
   };
   call(std::move(add));
+}
+
+// Nobody asks before somebody wants to leave: a creation has enough to do.
+void Session::await_fence(const std::string& group, const RankSet& members) {
+  if (members.size() == config_.world_size || !awaited_fences_.insert(group).second) return;
   KeyCall wait;
   wait.request.op = KvOp::kWait;
   wait.request.key = fence_key(group, members, "open");
@@ -84,6 +89,11 @@ void Session::fence_open(const std::string& group) {
 }
 
 void Session::rank_leave(const RankPtr& conn, double timeout) {
+  bool late = state_ != State::kFormed || !dead_.empty();
+  if (!late) {
+    for (const auto& [group, members] : conn->groups) await_fence(group, members);
+  }
+  // After that: each answer that comes at once would look whether this rank may leave.
   conn->leaving = true;
   conn->leave_until = now() + timeout;
   loop_.cancel(conn->leave_timer);
@@ -91,7 +101,7 @@ void Session::rank_leave(const RankPtr& conn, double timeout) {
   conn->leave_timer = loop_.after(timeout, [this, weak] {
     if (auto self = weak.lock()) try_leave(self, true);
   });
-  try_leave(conn, state_ != State::kFormed || !dead_.empty());
+  try_leave(conn, late);
 }
 
 void Session::try_leave(const RankPtr& conn, bool late) {

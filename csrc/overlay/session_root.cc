@@ -38,11 +38,7 @@ int Session::expected_hosts() const {
 
 void Session::become_root() {
   loop_.cancel(root_back_timer_);
-  if (contact_) contact_->stop();
-  if (contact_) loop_.defer([contact = std::move(contact_)] {});
-  contact_.reset();
-  if (root_stream_) root_stream_->close();
-  root_stream_.reset();
+  // A contact goes on until our port is ours: a root that gives us a place has another rank 0.
   loop_.cancel(end_timer_);
   loop_.cancel(bind_timer_);
   root_ = std::make_unique<RootState>();
@@ -93,13 +89,24 @@ void Session::bind_root(double until) {
     }
     // If it is this job's own root that listens there, for a second rank 0, it must hear of us.
     no_root();
-    if (config_.root_kind == RootKind::kEndpoint) start_contact();
+    if (config_.root_kind == RootKind::kEndpoint && !contact_ && !root_stream_) start_contact();
     return fail("join", text);
   }
   end_timer_ = loop_.after(kBindAgain, [this, until] { bind_root(until); });
 }
 
+void Session::drop_contact() {
+  if (contact_) contact_->stop();
+  if (contact_) loop_.defer([contact = std::move(contact_)] {});
+  contact_.reset();
+  if (root_stream_) root_stream_->close();
+  root_stream_.reset();
+}
+
 void Session::no_root() {
+  loop_.cancel(end_timer_);
+  reported_.clear();
+  reports_.clear();
   for (auto& host : root_->hosts) {
     loop_.cancel(host.lost_timer);
     if (host.contact) host.contact->close_when_sent();
@@ -111,6 +118,7 @@ void Session::no_root() {
 }
 
 void Session::root_is_bound() {
+  drop_contact();
   root_->hosts[0].hello.addresses = agent_.addresses();
   root_->hosts[0].hello.port = agent_.port();
   publish_root(0);

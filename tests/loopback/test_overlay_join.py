@@ -318,7 +318,8 @@ def test_two_hosts_that_both_claim_rank_0_fail_long_before_the_deadline(checked_
             job.start(rank, tries, 30, host=1, label=f"twin of {rank}")
         for kind, text, seconds, _ in job.values():
             assert kind == "JoinError" and seconds < 20
-            assert "rank 0" in one_line(text)
+            # Which of the ranks that both claim arrives first is chance.
+            assert re.search(r"rank [01] is claimed by pid", one_line(text))
 
 
 @pytest.mark.parametrize("host", [0, 1])
