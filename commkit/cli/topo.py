@@ -8,6 +8,7 @@ from typing import TextIO
 import click
 from rich.console import Console
 
+from commkit.cli.topo_lab import lab
 from commkit.errors import UsageError
 from commkit.topology import draw, picture
 from commkit.topology.fabric import Fabric
@@ -29,7 +30,10 @@ hosts_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Show and convert descriptions of the fabric."""
+    """Show and convert descriptions of the fabric; try them in a lab."""
+
+
+command.add_command(lab)
 
 
 @command.command(epilog=EPILOG)
