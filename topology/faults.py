@@ -15,6 +15,7 @@ from commkit.topology.lab import Lab, LabHost
 
 #: nft's table of faults in each namespace.
 TABLE = "commkit_lab"
+NEIGHBOURS = "nd-neighbor-solicit, nd-neighbor-advert"
 
 
 def set_rate(lab: Lab, node: str, device: str, mbit: float) -> None:
@@ -30,7 +31,8 @@ def set_mtu(lab: Lab, node: str, device: str, mtu: int) -> None:
 
 def drop(lab: Lab, node: str, device: str, share: float = 1.0, match: str = "") -> None:
     """Of what arrives at a port, lose this share of packets at random; only those that nft
-    `match`es, such as "udp dport 4791".  A second fault at the same port adds to the first.
+    `match`es, such as "udp dport 4791".  A second fault at the same port adds to the first.  The
+    search for neighbours' addresses (ARP, neighbour discovery) is spared.
 
     Raises UsageError for a share outside 0 to 1, LaunchError where nft is missing or refuses.
     """
@@ -41,6 +43,8 @@ def drop(lab: Lab, node: str, device: str, share: float = 1.0, match: str = "") 
         f"add table netdev {TABLE}",
         f"add chain netdev {TABLE} {device} "
         f'{{ type filter hook ingress device "{device}" priority 0; policy accept; }}',
+        f"add rule netdev {TABLE} {device} meta protocol arp accept",
+        f"add rule netdev {TABLE} {device} icmpv6 type {{ {NEIGHBOURS} }} accept",
         f"add rule netdev {TABLE} {device} {match} {chance}counter drop",
     ]
     netns.call(lab.namespace(node), "nft", "-f", "-", stdin="\n".join(lines) + "\n")

@@ -156,7 +156,8 @@ def test_a_frozen_host_answers_as_a_kernel_only_and_a_dead_one_not_at_all():
         while lab.pids(b) != [process.pid] or b"sleep" not in command(process.pid):
             time.sleep(0.01)
         assert faults.freeze(lab, b) == [process.pid]
-        assert state(process.pid) == "T"
+        while state(process.pid) != "T":
+            time.sleep(0.01)
         assert passed(lab, a, b) == 1
         assert faults.thaw(lab, b) == [process.pid]
         assert state(process.pid) in "SR"
