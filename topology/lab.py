@@ -233,7 +233,8 @@ class Lab:
             return found
         # A router that answers every probe: how long hops take to answer is no subject here.
         found |= {"ipv4/ip_forward": 1, "ipv4/icmp_ratelimit": 0, "ipv4/icmp_msgs_per_sec": 1 << 20}
-        found |= {"ipv4/icmp_msgs_burst": 1 << 20}
+        # It answers from the port at which the packet came in, as switches do.
+        found |= {"ipv4/icmp_msgs_burst": 1 << 20, "ipv4/icmp_errors_use_inbound_ifaddr": 1}
         if self.ipv6:
             found |= {"ipv6/conf/all/forwarding": 1, "ipv6/icmp/ratelimit": 0}
         for number, (group, rail) in enumerate(self.shape.leaves):

@@ -134,16 +134,16 @@ def _send(one: socket.socket, flow: FiveTuple, ttl: int) -> str | None:
     else:
         one.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         one.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+    # A port serves several destinations at a time; those of connections that are over are free.
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if flow.protocol == TCP:
-        # Ports of connections that are over are free to use; nothing stays of ours.
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
     try:
         one.bind((flow.source, flow.source_port))
-        if flow.protocol == UDP:
-            one.sendto(b"", (flow.destination, flow.destination_port))
-            return None
         one.connect((flow.destination, flow.destination_port))
+        if flow.protocol == UDP:
+            one.send(b"")
+            return None
     except BlockingIOError:
         return None
     except OSError as error:
@@ -208,11 +208,11 @@ def _connected(one: socket.socket, flow: FiveTuple, ttl: int) -> Answer | None:
 def stages(
     flows: Sequence[FiveTuple], *, most: int = 8, seconds: float = 0.5, tries: int = 3
 ) -> list[list[Answer]]:
-    """Answers at TTL 1, 2, ... until no flow has got further, or `most` hops."""
+    """Answers at TTL 1, 2, ... until ways part, no flow has got further, or after `most` hops."""
     found: list[list[Answer]] = []
     for ttl in range(1, most + 1):
         found.append(probe(flows, ttl, seconds=seconds, tries=tries))
-        if not any(answer.how == "hop" for answer in found[-1]):
+        if spreading(found) or not any(answer.how == "hop" for answer in found[-1]):
             break
     return found
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "run": "Run an unchanged training script with commkit starting its process groups.",
     "bench": "Measure collectives.",
     "groups": "Show the groups of a parallel layout, their names, and what creating them costs.",
-    "topo": "Show and convert descriptions of the fabric.",
+    "topo": "Show descriptions of the fabric, probe its paths, try jobs in a lab.",
     "agents": "List, inspect, stop and clean up the agents of this user on this host.",
 }
 

@@ -8,7 +8,7 @@ from typing import TextIO
 import click
 from rich.console import Console
 
-from commkit.cli.topo_lab import lab
+from commkit.cli import topo_lab, topo_probe
 from commkit.errors import UsageError
 from commkit.topology import draw, picture
 from commkit.topology.fabric import Fabric
@@ -30,10 +30,11 @@ hosts_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Show and convert descriptions of the fabric; try them in a lab."""
+    """Show and convert descriptions of the fabric; probe its paths; make one in a lab."""
 
 
-command.add_command(lab)
+command.add_command(topo_probe.command)
+command.add_command(topo_lab.command)
 
 
 @command.command(epilog=EPILOG)

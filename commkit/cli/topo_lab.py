@@ -35,8 +35,8 @@ from commkit.topology.writers import write
 @click.option("--topology", metavar="FILE", help="Write the fabric as TOML before CMD starts.")
 @click.option("--report", metavar="FILE", help="Write bytes and exit status as JSON.")
 @click.option("--sweep", is_flag=True, help="Only remove what killed labs have left.")
-@click.argument("command", nargs=-1, metavar="[-- CMD...]", type=click.UNPROCESSED)
-def lab(
+@click.argument("job", nargs=-1, metavar="[-- CMD...]", type=click.UNPROCESSED)
+def command(
     leaves: int,
     spines: int,
     hosts_per_leaf: int,
@@ -51,7 +51,7 @@ def lab(
     topology: str | None,
     report: str | None,
     sweep: bool,
-    command: tuple[str, ...],
+    job: tuple[str, ...],
 ) -> int | None:
     """Run CMD on every host of a fabric made of network namespaces.  Needs root.
 
@@ -63,12 +63,12 @@ def lab(
     The exit status is that of the first rank that fails.
     """
     if sweep:
-        if command:
+        if job:
             raise UsageError("topo lab: --sweep runs no command")
         for name in netns.sweep():
             click.echo(f"removed {name}")
         return None
-    if not command:
+    if not job:
         raise UsageError("topo lab: expected a command behind --, such as -- python train.py")
     made = Lab(
         leaves,
@@ -86,7 +86,7 @@ def lab(
         _write(topology, "--topology", write(made.fabric(), "toml"))
     with lab_job.ended_by(signal.SIGTERM, signal.SIGHUP), made:
         before = made.uplink_bytes()
-        status = lab_job.wait(made, lab_job.start(made, command, chosen, ranks_per_host))
+        status = lab_job.wait(made, lab_job.start(made, job, chosen, ranks_per_host))
         rows = [
             {
                 "leaf": made.shape.leaf(group, rail),
