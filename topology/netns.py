@@ -173,17 +173,22 @@ def thread_inside(name: str) -> Iterator[None]:
     """
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        there = os.open(RUN / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _setns(there)
-        finally:
-            os.close(there)
+        enter(name)
         try:
             yield
         finally:
             _setns(here)
     finally:
         os.close(here)
+
+
+def enter(name: str) -> None:
+    """The calling thread, and those that it starts from now on, for good: for a forked child."""
+    fd = os.open(RUN / name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _setns(fd)
+    finally:
+        os.close(fd)
 
 
 def _setns(fd: int) -> None:
