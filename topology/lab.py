@@ -147,6 +147,7 @@ class Lab:
         prefix, self.prefix = self.prefix, ""
         netns.remove(netns.names(prefix))
         for process in self._processes:
+            process.kill()  # it may have gone into a namespace of its own
             process.wait()
         self._processes.clear()
 
@@ -201,8 +202,13 @@ class Lab:
             netns.batch("tc", shaping[node], self.namespace(node))
         for leaf in shape.leaves:
             self._route_up(leaf)
-        for cable in shape.cables():
-            self.wait_for(cable)
+        if self.ipv6:
+            ports: dict[str, list[str]] = {}
+            for cable in shape.cables():
+                ports.setdefault(cable.lower, []).append(cable.lower_device)
+                ports.setdefault(cable.upper, []).append(cable.upper_device)
+            for node, devices in ports.items():
+                netns.wait_for_ipv6(self.namespace(node), devices)
 
     def wait_for(self, cable: Cable) -> None:
         """Until both ends of a cable that was plugged in carry packets."""

@@ -64,15 +64,18 @@ def start(
     ]
 
 
-def wait(lab: Lab, processes: Sequence[subprocess.Popen[Any]]) -> int:
-    """0, or the exit status of the first rank that fails (128 + N if signal N ended it); the others
-    are then told to end.  Afterwards what ranks have left behind, such as agents, has had time."""
-    status = 0
+def wait(lab: Lab, processes: Sequence[subprocess.Popen[Any]]) -> tuple[int, int]:
+    """(0, -1), or the exit status of the first rank that fails (128 + N if signal N ended it) and
+    that rank; the others are then told to end.  What ranks have left behind, such as agents, has
+    had its time when this returns."""
+    status, failed = 0, -1
     running = list(processes)
     while running and not status:
         ended = [process for process in running if process.poll() is not None]
         running = [process for process in running if process not in ended]
-        status = next((p.returncode for p in ended if p.returncode), 0)
+        for process in ended:
+            if process.returncode and not status:
+                status, failed = process.returncode, processes.index(process)
         time.sleep(0 if ended else 0.01)
     if running:
         netns.signal_processes(map(lab.namespace, lab.hosts), signal.SIGTERM)
@@ -81,7 +84,7 @@ def wait(lab: Lab, processes: Sequence[subprocess.Popen[Any]]) -> int:
         for process in running:
             process.poll()
         time.sleep(0.02)
-    return 128 - status if status < 0 else status
+    return 128 - status if status < 0 else status, failed
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from commkit.topology.lab import Lab
 from commkit.topology.writers import write
 
 
-@click.command("lab", context_settings={"ignore_unknown_options": True})
+@click.command("lab", context_settings={"allow_interspersed_args": False})
 @click.option("--leaves", default=2, show_default=True, metavar="N")
 @click.option("--spines", default=2, show_default=True, metavar="N")
 @click.option("--hosts-per-leaf", default=2, show_default=True, metavar="N")
@@ -86,7 +86,7 @@ def command(
         _write(topology, "--topology", write(made.fabric(), "toml"))
     with lab_job.ended_by(signal.SIGTERM, signal.SIGHUP), made:
         before = made.uplink_bytes()
-        status = lab_job.wait(made, lab_job.start(made, job, chosen, ranks_per_host))
+        status, failed = lab_job.wait(made, lab_job.start(made, job, chosen, ranks_per_host))
         rows = [
             {
                 "leaf": made.shape.leaf(group, rail),
@@ -99,6 +99,9 @@ def command(
     if report:
         _write(report, "--report", json.dumps({"status": status, "uplinks": rows}) + "\n")
     _print(rows)
+    if status:
+        host = chosen[failed // ranks_per_host].name
+        click.echo(f"commkit: rank {failed} on {host} ended with status {status}", err=True)
     return status
 
 

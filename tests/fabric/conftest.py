@@ -6,6 +6,15 @@ import pytest
 from fabric import Fabric
 from ranks import Ranks
 
+from commkit.topology import netns
+
+
+@pytest.fixture(scope="session")
+def needs_lab():
+    """Beyond namespaces a lab needs a kernel whose multipath hash can be seeded."""
+    if why := netns.why_not():
+        pytest.skip(why)
+
 
 @pytest.fixture
 def fabric():

@@ -11,7 +11,11 @@ from commkit.topology.ecmp import TCP, UDP, Linux
 from commkit.topology.lab import Lab
 from commkit.topology.probe import probe
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.fabric,
+    pytest.mark.usefixtures("needs_lab"),
+    pytest.mark.timeout(120),
+]
 
 FLOWS = 160
 

@@ -20,7 +20,11 @@ from commkit.topology import faults, netns, read_text
 from commkit.topology.lab import Lab
 from commkit.topology.writers import write
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.fabric,
+    pytest.mark.usefixtures("needs_lab"),
+    pytest.mark.timeout(120),
+]
 
 PORT = 7000
 LAB = [sys.executable, "-m", "commkit", "topo", "lab"]
@@ -308,7 +312,9 @@ def test_the_command_runs_on_every_host_in_rank_order_and_reports_bytes(tmp_path
 
 def test_the_first_rank_that_fails_ends_the_others_and_gives_the_status():
     fail = "test $RANK = 1 && exit 7; sleep 100"
-    assert topo_lab("--", "sh", "-c", fail, timeout=60).returncode == 7
+    done = topo_lab("sh", "-c", fail, timeout=60)
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1] == "commkit: rank 1 on h1 ended with status 7"
     assert topo_lab("--", "sh", "-c", "kill -9 $$", timeout=60).returncode == 137
 
 
@@ -333,6 +339,7 @@ def test_a_signal_ends_the_job_and_removes_the_lab(number):
     ("arguments", "words"),
     [
         ((), "expected a command behind --"),
+        (("--spine", "3", "--", "true"), "No such option"),
         (("--sweep", "--", "true"), "--sweep runs no command"),
         (("--hosts", "h[0,9]", "--", "true"), "host 'h9': expected hosts of the lab, h0 to h3"),
         (("--hosts", "h[0,0]", "--", "true"), "every host once"),

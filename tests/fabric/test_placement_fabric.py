@@ -21,7 +21,11 @@ from commkit.topology.lab import Lab
 from commkit.topology.paths import assign, choose_ports, fullest, least_fullest, reassign
 from commkit.topology.probe import probe
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.fabric,
+    pytest.mark.usefixtures("needs_lab"),
+    pytest.mark.timeout(180),
+]
 
 MBIT = 20
 PORT = 7000

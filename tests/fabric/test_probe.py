@@ -16,7 +16,11 @@ from commkit.topology.ecmp import TCP, UDP
 from commkit.topology.lab import Lab
 from commkit.topology.probe import probe, source_address, spreading, stages
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.fabric,
+    pytest.mark.usefixtures("needs_lab"),
+    pytest.mark.timeout(120),
+]
 
 PROBE = [sys.executable, "-m", "commkit", "topo", "probe"]
 
