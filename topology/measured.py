@@ -8,6 +8,7 @@ are counted in the order of their addresses, and models fit up to the numbering.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import math
@@ -62,9 +63,10 @@ class Leaf:
     name: str
     why: str = ""
 
-    @property
-    def is_fitted(self) -> bool:
-        return self.name != "unknown"
+    @functools.cached_property
+    def sources(self) -> frozenset[str]:
+        """Addresses of the hosts that have measured."""
+        return frozenset(flow.source for flow in self.paths)
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,9 @@ class Candidates:
             for policy in (3, 1):
                 model = Linux(seed, (1,) * uplinks, policy)
                 made.append((f"Linux, seed {seed}, policy {policy}", model))
-        seeds = list(dict.fromkeys([0, 0xFFFFFFFF, *self.seeds]))
-        for chip in chips(uplinks, seeds):
+        # Where the number of uplinks is a power of two, a chip's seed only renumbers them.
+        seeds = [0, 0xFFFFFFFF, *self.seeds] if uplinks & (uplinks - 1) else [0]
+        for chip in chips(uplinks, list(dict.fromkeys(seeds))):
             made.append((f"chip, {_words(chip)}", chip))
         return made
 

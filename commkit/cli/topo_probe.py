@@ -24,7 +24,7 @@ from commkit.topology.probe import Answer, probe, source_address, spreading, sta
 PROTOCOLS = {"udp": UDP, "tcp": TCP}
 #: Source ports are drawn from here up: where RoCEv2's are.
 FIRST_PORT = 0xC000
-MOST_SEEDS = 65536
+MOST_SEEDS = 1024
 
 
 @click.command("probe")
@@ -50,8 +50,8 @@ MOST_SEEDS = 65536
     "--flow",
     "flows",
     multiple=True,
-    metavar="SPORT,ADDRESS,DPORT",
-    help="A planned flow from here; may be repeated, or @FILE with one a line.",
+    metavar="[SOURCE,]SPORT,ADDRESS,DPORT",
+    help="A planned flow, from here or from a host of --add; or @FILE with one a line.",
 )
 @click.option("--add", multiple=True, metavar="FILE", help="What other hosts wrote with --output.")
 @click.option("--output", metavar="FILE", help="Write the measurements as JSON.")
@@ -92,7 +92,8 @@ def command(
         raise UsageError(f"--timeout {timeout:g} --tries {tries}: expected above 0, and 1 or more")
     kind = PROTOCOLS[protocol]
     candidates = measured.Candidates(_seeds(seeds) if seeds else ())
-    planned = [_planned(text, kind, source) for text in _lines(flows)]
+    lines = _lines(flows)
+    planned = [_planned(text, kind, source) for text in lines]
     others = measured.merged(measured.from_json(_read(path), path) for path in add)
     # Neighbouring ports differ in a few low bits, which a linear hash may not even look at.
     drawn = sorted(random.Random(0).sample(range(first_port, 0x10000), ports))
@@ -101,7 +102,9 @@ def command(
         for to in destinations
         for port in drawn
     ]
-    wanted = list(dict.fromkeys([*wanted, *planned]))
+    here = {flow.source for flow in wanted}
+    here |= {flow.source for text, flow in zip(lines, planned, strict=True) if text.count(",") < 3}
+    wanted = list(dict.fromkeys([*wanted, *(flow for flow in planned if flow.source in here)]))
     hops: list[list[Answer]] = []
     if ttl is None:
         hops = stages(wanted, seconds=timeout, tries=tries)
@@ -131,15 +134,16 @@ def command(
 
 
 def _plans(leaves: Sequence[measured.Leaf], planned: Sequence[FiveTuple]) -> list[measured.Planned]:
-    """Planned flows from here, and those of the leaf's other hosts that were added."""
-    if not planned:
-        return []
-    mine = {flow.source for flow in planned}
-    return [
-        measured.plan(leaf, [flow for flow in planned if flow.source in mine])
-        for leaf in leaves
-        if any(flow.source in mine for flow in leaf.paths)
-    ]
+    """Planned flows by the leaf that they leave; UsageError for one whose leaf is not known."""
+    known = {source for leaf in leaves for source in leaf.sources}
+    for flow in planned:
+        if leaves and flow.source not in known:
+            raise UsageError(
+                f"--flow from {flow.source}: expected a source that was probed here, or one of the "
+                "measurements of --add"
+            )
+    by_leaf = [(leaf, [flow for flow in planned if flow.source in leaf.sources]) for leaf in leaves]
+    return [measured.plan(leaf, flows) for leaf, flows in by_leaf if flows]
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -167,8 +171,13 @@ def _lines(texts: Sequence[str]) -> list[str]:
 
 def _planned(text: str, protocol: int, source: str | None) -> FiveTuple:
     parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 4:
+        source = parts.pop(0)
+        _check_address(source)
     if len(parts) != 3 or not parts[0].isdecimal() or not parts[2].isdecimal():
-        raise UsageError(f"--flow {text}: expected SOURCE PORT,ADDRESS,PORT: 50000,10.0.0.2,4791")
+        raise UsageError(
+            f"--flow {text}: expected [SOURCE,]SOURCE PORT,ADDRESS,PORT: 50000,10.0.0.2,4791"
+        )
     to = parts[1]
     _check_address(to)
     return FiveTuple(source or source_address(to), to, protocol, int(parts[0]), int(parts[2]))
@@ -272,12 +281,13 @@ def _print(
 
 def _print_plan(plan: measured.Planned) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("source port", "destination", "uplink", "better port"):
+    for column in ("source", "port", "destination", "uplink", "better port"):
         table.add_column(column, justify="right" if "port" in column else "left")
     for index, row in enumerate(plan.flows):
         for flow in row:
             port = plan.ports.get(flow, flow.source_port)
             table.add_row(
+                flow.source,
                 str(flow.source_port),
                 f"{flow.destination} {flow.destination_port}",
                 plan.leaf.uplinks[index],

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-MBIT = 20
+MBIT = 10
 PORT = 7000
 
 
