@@ -103,8 +103,8 @@ class Lab:
         self.prefix = ""
         self._owner = 0
         self._down: set[tuple[int, int, int]] = set()
-        #: leaf -> prefixes (IPv4, IPv6) of its present routes upwards
-        self._routed: dict[tuple[int, int], tuple[tuple[str, str], ...]] = {}
+        #: leaf -> its present routes upwards: prefixes (IPv4, IPv6) -> spines
+        self._routed: dict[tuple[int, int], dict[tuple[str, str], tuple[int, ...]]] = {}
         self._processes: list[subprocess.Popen[Any]] = []
 
     @property
@@ -144,8 +144,8 @@ class Lab:
         """End the processes of all hosts and remove everything.  A forked child removes nothing."""
         if not self.prefix or self._owner != os.getpid():
             return
-        prefix, self.prefix = self.prefix, ""
-        netns.remove(netns.names(prefix))
+        netns.remove(netns.names(self.prefix))
+        self.prefix = ""
         for process in self._processes:
             process.kill()  # it may have gone into a namespace of its own
             process.wait()
@@ -188,8 +188,7 @@ class Lab:
         netns.batch("ip", [f"netns add {self.namespace(node)}" for node in shape.nodes])
         for node in shape.nodes:  # before there are devices, which take over the defaults
             with netns.thread_inside(self.namespace(node)):
-                for key, value in self._sysctls(node).items():
-                    Path("/proc/sys/net", key).write_text(str(value))
+                _set(self._sysctls(node))
         netns.batch("ip", links)
         names = [f"{host.address} {host.name}" for host in self.hosts]
         for host in self.hosts:
@@ -307,8 +306,10 @@ class Lab:
         for other in self._reachable(leaf):
             if (some := self.spines_between(leaf, other)) != own:
                 ways[self.shape.leaf_prefixes(*other)] = some
-        # What is there differs in ways that `route replace` does not replace.
-        before = self._routed.get(leaf, ())
+        before = self._routed.get(leaf, {})
+        if ways == before:
+            return
+        # Not `route replace`, which adds where kinds or numbers of next hops differ (IPv6).
         netns.batch(
             "ip", [f"route del {p}" for both in before for p in self._both(both)], name, force=True
         )
@@ -323,7 +324,7 @@ class Lab:
                 kind = "" if by else "unreachable "
                 lines.append(" ".join([f"route add {kind}{prefix}", *by]))
         netns.batch("ip", lines, name)
-        self._routed[leaf] = tuple(ways)
+        self._routed[leaf] = ways
 
     def set_link(
         self, group: int, spine: int, *, up: bool, rail: int = 0, converge: bool = True
@@ -469,3 +470,18 @@ class Lab:
     def pids(self, *hosts: LabHost) -> list[int]:
         """Processes on these hosts (none given: on all)."""
         return netns.pids(self.namespace(host) for host in hosts or self.hosts)
+
+
+def _set(values: dict[str, int]) -> None:
+    """In the namespace that this thread is in; LaunchError for one that is not there."""
+    for key, value in values.items():
+        try:
+            Path("/proc/sys/net", key).write_text(str(value))
+        except OSError as error:
+            # In older kernels these are the machine's, not the namespace's.
+            if "icmp_msgs" in key:
+                continue
+            hint = "; without IPv6: ipv6=False, --no-ipv6" if "ipv6" in key else ""
+            raise LaunchError(
+                f"sysctl net/{key}={value}: {error.strerror}: a lab needs it{hint}"
+            ) from None

@@ -7,7 +7,6 @@ is read here frame by frame, kept for as long as the cable is long, and written 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import heapq
 import os
@@ -18,22 +17,16 @@ import struct
 import threading
 import time
 
+from commkit.topology import netns
+
 _TUN = "/dev/net/tun"
-_TUNSETIFF, _TAP_WITHOUT_HEADER, _CLONE_NEWNET = 0x400454CA, 0x1002, 0x40000000
+_TUNSETIFF, _TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
 
 
 def inside(namespace, make):
     """What `make()` returns in a namespace: devices and sockets stay where they are made."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    target = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    try:
-        assert libc.setns(target, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    with netns.thread_inside(namespace):
         return make()
-    finally:
-        assert libc.setns(own, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        os.close(own)
-        os.close(target)
 
 
 def _tap(name):
