@@ -129,6 +129,21 @@ def test_the_command_finds_the_hash_the_collisions_and_ports_without_them(lab, i
     assert sorted(moved) == [0, 1, 2, 3]
 
 
+def test_the_probe_needs_no_privilege(lab):
+    a, _, c, _ = lab.hosts
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    show = ["grep", "CapEff", "/proc/self/status"]
+    for protocol in ("udp", "tcp"):
+        words = f"{' '.join(show)} && exec {' '.join(PROBE)} {c.address} --protocol {protocol}"
+        process = lab.popen(
+            a, [*bare, "sh", "-c", words], stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        out, _ = process.communicate(timeout=50)
+        assert process.returncode == 0
+        assert out.split("\n")[0].split() == ["CapEff:", "0" * 16]
+        assert "4 uplinks, 64 flows measured" in out
+
+
 def test_flows_of_two_hosts_under_one_leaf_are_planned_together(lab, tmp_path):
     a, b, c, _ = lab.hosts
     file = tmp_path / "a.json"
