@@ -52,7 +52,7 @@ from commkit.groups import (
 from commkit.layout import Layout
 from commkit.settings import load
 from commkit.store import open_store
-from commkit.trouble import attend, explain, first_line
+from commkit.trouble import Task, attend, explain, first_line
 
 log = logging.getLogger("commkit")
 
@@ -201,7 +201,7 @@ def init_process_group(
             if bound:
                 # NCCL, which makes its communicator now, has no deadline for a missing rank.
                 world.barrier(tag="bound", timeout=max(0.0, deadline - time.monotonic()))
-                attend(world, begin, deadline, what)
+                attend(world, [Task(begin, deadline - time.monotonic(), what)])
             else:
                 begin()
             lap("process_group")

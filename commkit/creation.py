@@ -267,5 +267,11 @@ def _register(pg: ProcessGroup, backend: Any, store: Store, name: str, config: s
     world.pg_to_tag[pg] = tag
 
 
-# A forked child is no rank: what its parent's groups opened is not used there.
-os.register_at_fork(after_in_child=_lone_device.clear)
+def _forget() -> None:
+    # A forked child is no rank: what its parent's groups opened is not used there.
+    global _device_lock
+    _device_lock = threading.Lock()  # another thread may have held it
+    _lone_device.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

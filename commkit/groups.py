@@ -9,6 +9,7 @@ the ranks have declared.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,17 @@ from commkit.errors import LayoutError, UsageError
 from commkit.families import Family
 from commkit.journal import Journal
 from commkit.layout import Layout
-from commkit.making import Creation, Job, Joined, Made, create, create_jobs, made, split_job
+from commkit.making import (
+    Connections,
+    Creation,
+    Job,
+    Joined,
+    Made,
+    create,
+    create_jobs,
+    made,
+    split_job,
+)
 from commkit.overlay import World
 from commkit.ranks import check_ranks
 from commkit.settings import load
@@ -51,7 +62,8 @@ class _Registry:
     """What was made since torch's default group exists."""
 
     default: ProcessGroup
-    families: dict[str, list[ProcessGroup]] = field(default_factory=dict)
+    #: Those that were destroyed are not kept: a group is sockets and threads.
+    families: dict[str, list[weakref.ref[ProcessGroup]]] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)  # family -> what describes its groups
     created: list[Creation] = field(default_factory=list)  # the first MOST_REMEMBERED
     generations: plan.Generations = field(default_factory=plan.Generations)
@@ -63,19 +75,27 @@ class _Registry:
             size = len(one.ranks)
             self.created.append(Creation(one.family, size, one.backend, one.seconds, group))
 
+    def of(self, family: str) -> list[ProcessGroup]:
+        """The groups of a family, if there is one, that have not been destroyed."""
+        alive = c10d._world.pg_map
+        known = (group() for group in self.families.get(family, ()))
+        return [group for group in known if group is not None and group in alive]
+
     def spent(self, phase: str, began: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
 _joined: Joined | None = None
 _registry: _Registry | None = None
+_registry_lock = threading.Lock()
 
 
 def attach(world: World, store: Store, limit: timedelta) -> None:
     """Groups are made over this world from now on; `store` is its connection of this rank."""
     global _joined
     journal = Journal(world)
-    _joined = Joined(world, store, limit, journal, Stragglers(world, journal))
+    connections = Connections(world, store, limit)
+    _joined = Joined(world, journal, Stragglers(world, journal), connections)
 
 
 def detach() -> None:
@@ -104,7 +124,14 @@ def generations() -> plan.Generations:
     return _registry_of(c10d._get_default_group()).generations
 
 
-os.register_at_fork(after_in_child=detach)
+def _forget() -> None:
+    # A forked child is no rank of the world.  Another thread may hold any lock meanwhile.
+    global _joined, _registry, _registry_lock
+    _joined = _registry = None
+    _registry_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def new_groups(
@@ -137,37 +164,40 @@ def new_groups(
     default = c10d._get_default_group()
     registry = _registry_of(default)
     wanted = as_layout(families, default.size())
-    if not replace:
-        for name in wanted.families:
-            if name in registry.families:
-                raise UsageError(
-                    f"family {name!r} exists already; destroy its groups, choose another name, or "
-                    "say replace=True"
-                )
+    exist = [name for name in wanted.families if not replace and registry.of(name)]
     settings = _Settings(default, wanted, timeout, backend, options)
     began = time.monotonic()
-    if _joined is None:
-        made = _create_as_torch(default, wanted, settings)
-    else:
+    if _joined is not None:
+        # Also what exists: a rank that a family has no group on does not know.
+        described = settings.describe() + "".join(f"; {name!r} exists already" for name in exist)
         _joined.world.agree(
-            _digest(wanted, settings),
-            f"{wanted.summary()}; {settings.describe()}",
+            _C.sha256(wanted.digest() + described.encode()),
+            f"{wanted.summary()}; {described}",
             tag="groups",
             timeout=settings.longest.total_seconds(),
         )
         registry.spent("digest", began)
+    if exist:
+        raise UsageError(
+            f"family {exist[0]!r} exists already; destroy its groups, choose another name, or say "
+            "replace=True"
+        )
+    if _joined is None:
+        made = _create_as_torch(default, wanted, settings)
+    else:
         mine = plan.make(wanted, default.rank(), registry.generations)
         made = _create(_joined, wanted, mine, settings, share)
-    replaced = [group for name in wanted.families for group in registry.families.pop(name, [])]
+    replaced = [group for name in wanted.families for group in registry.of(name)]
     for name, family in wanted.families.items():
         registry.families[name] = []
         registry.layouts[name] = family.describe()
     for one in made:
-        registry.families[one.family].append(one.group)
+        registry.families[one.family].append(weakref.ref(one.group))
         registry.remember(one)
     registry.spent("groups", began)
-    for group in replaced:
-        if group in c10d._world.pg_map:
+    kept = [group for name in registry.families for group in registry.of(name)]
+    for group in dict.fromkeys(replaced):
+        if group not in kept:  # by a family that shares it
             dist.destroy_process_group(group)
     return {one.family: one.group for one in reversed(made)}
 
@@ -291,7 +321,7 @@ def device_mesh(
     fresh = {
         name: family
         for name, family in wanted.families.items()
-        if registry.layouts.get(name) != family.describe() or name not in registry.families
+        if registry.layouts.get(name) != family.describe() or not registry.of(name)
     }
     if fresh:
         new_groups(
@@ -300,7 +330,7 @@ def device_mesh(
             backend=backend,
             options=options,
         )
-    groups = [registry.families[name][0] for name in names]
+    groups = [registry.of(name)[0] for name in names]
     ranks = torch.arange(default.size(), dtype=torch.int).view(tuple(mesh_shape))
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=names)
@@ -328,7 +358,7 @@ def get_groups(family: str) -> list[ProcessGroup]:
     if family not in registry.families:
         known = ", ".join(registry.families) or "none"
         raise UsageError(f"no family is called {family!r}; there are: {known}")
-    return [group for group in registry.families[family] if group in c10d._world.pg_map]
+    return registry.of(family)
 
 
 def remember(one: Made) -> None:
@@ -436,15 +466,12 @@ def as_layout(families: str | Layout | Mapping[str, Iterable[Any]], world_size: 
     return layout.from_lists(families, world_size)
 
 
-def _digest(wanted: Layout, settings: _Settings) -> bytes:
-    return _C.sha256(wanted.digest() + settings.describe().encode())
-
-
 def _registry_of(default: ProcessGroup) -> _Registry:
     global _registry
-    if _registry is None or _registry.default is not default:
-        _registry = _Registry(default)
-    return _registry
+    with _registry_lock:
+        if _registry is None or _registry.default is not default:
+            _registry = _Registry(default)
+        return _registry
 
 
 def _single(

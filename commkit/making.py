@@ -5,28 +5,33 @@ Groups of a back end that connects are made by a few threads; others one after t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store
 
 from commkit import creation, plan
-from commkit.errors import CommkitError, JoinTimeout, RankDied
+from commkit.errors import CommkitError
 from commkit.journal import Entry, Journal
 from commkit.overlay import World
 from commkit.store import open_store
 from commkit.stragglers import Stragglers
-from commkit.trouble import AFTERMATH, explain
+from commkit.trouble import Task, attend, explain
 
 #: Threads that create groups of one rank, at most; each has a connection to the host's agent.
 _MOST_WORKERS = 16
+
+#: Connections that are kept for the next creation.
+_MOST_IDLE = 16
 
 
 @dataclass(slots=True)
@@ -65,6 +70,10 @@ class Job:
         return Entry(self.group.name, self.group.family, self.group.ranks)
 
     @property
+    def what(self) -> str:
+        return f"group {self.entry.shown()} ({self.backend})"
+
+    @property
     def waits(self) -> bool:
         """Whether its creation waits for other ranks."""
         return len(self.group.ranks) > 1 and creation.connects(self.backend, self.device)
@@ -75,25 +84,42 @@ class Job:
         return len(self.group.ranks) > 1 and creation.blocks(self.backend, self.device)
 
 
+class Connections:
+    """Clients of torch's store, each lent to one thread at a time.
+
+    A client holds its lock while it waits: threads that create groups in unlike orders and share
+    one would wait in a circle.
+    """
+
+    def __init__(self, world: World, store: Store, limit: timedelta) -> None:
+        self._world = world
+        self._lock = threading.Lock()
+        self._idle = [(limit, store)]  # what each was opened for; least recently used first
+
+    @contextlib.contextmanager
+    def one(self, timeout: timedelta) -> Iterator[Store]:
+        """A client whose own waits end after `timeout`; the groups made with it keep it."""
+        with self._lock:
+            found = [place for place, (limit, _) in enumerate(self._idle) if limit == timeout]
+            store = self._idle.pop(found[-1])[1] if found else None
+        if store is None:
+            store = open_store(self._world, timeout.total_seconds())
+        try:
+            yield store
+        finally:
+            with self._lock:
+                self._idle.append((timeout, store))
+                del self._idle[:-_MOST_IDLE]
+
+
 @dataclass(slots=True)
 class Joined:
     """The tree behind torch's default group."""
 
     world: World
-    store: Store
-    limit: timedelta
     journal: Journal
     stragglers: Stragglers
-    connections: dict[tuple[int, timedelta], Store] = field(default_factory=dict)
-
-    def connection(self, worker: int, timeout: timedelta) -> Store:
-        """A client of torch's store waits while it holds its lock: each thread needs its own."""
-        if worker == 0 and timeout == self.limit:
-            return self.store
-        key = (worker, timeout)
-        if key not in self.connections:
-            self.connections[key] = open_store(self.world, timeout.total_seconds())
-        return self.connections[key]
+    connections: Connections
 
     def met(self, group: Entry, waited: bool) -> None:
         """This rank's part of a group exists; `waited`: that of the others as well."""
@@ -202,18 +228,24 @@ def split_job(
 def _create_all(joined: Joined, jobs: Sequence[Job]) -> list[Made]:
     waiting = [job for job in jobs if job.waits]
     if len(waiting) <= 1 and not any(job.blocks for job in jobs):
-        return [_create_one(joined, 0, job) for job in jobs]
-    workers = min(len(waiting), _workers(joined.world))
-    return Workers(joined, jobs, workers).results()
+        return [_create_one(joined, job) for job in jobs]
+    # All ranks take their groups in the same order, so that the first unfinished group of the world
+    # is always being worked on by all of its members, whatever the number of threads.
+    tasks = [
+        # Once to come together, once to connect.
+        Task(partial(_create_one, joined, job), 2 * job.timeout.total_seconds(), job.what)
+        for job in jobs
+    ]
+    return attend(joined.world, tasks, min(len(waiting), _workers(joined.world)))
 
 
-def _create_one(joined: Joined, worker: int, job: Job) -> Made:
+def _create_one(joined: Joined, job: Job) -> Made:
     began = time.monotonic()
     try:
-        connection = joined.connection(worker, job.timeout)
-        if job.blocks:
-            joined.meet(job.entry, job.timeout)
-        group = create(job, creation.store_for(job.group.ranks, connection))
+        with joined.connections.one(job.timeout) as connection:
+            if job.blocks:
+                joined.meet(job.entry, job.timeout)
+            group = create(job, creation.store_for(job.group.ranks, connection))
     except Exception as error:
         explained = joined.explain(error, job.entry, job.backend, began, job.timeout)
         if explained is None:
@@ -225,76 +257,3 @@ def _create_one(joined: Joined, worker: int, job: Job) -> Made:
 def _workers(world: World) -> int:
     cores = len(os.sched_getaffinity(0)) // world.identity.local_world_size
     return min(max(cores, 2), _MOST_WORKERS)
-
-
-class Workers:
-    """Threads that work on jobs in their order, several at once.
-
-    All ranks take their groups in the same order, so that the first unfinished group of the world
-    is always being worked on by all of its members, whatever the number of threads.  A thread that
-    a back end does not give back is left behind.
-    """
-
-    def __init__(self, joined: Joined, jobs: Sequence[Job], count: int) -> None:
-        self._joined, self._jobs = joined, jobs
-        self._changed = threading.Condition()
-        self._next = 0
-        self._made: dict[int, Made] = {}
-        self._running: dict[int, float] = {}  # job -> when it has to be done
-        self._errors: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._run, args=(k,), name=f"commkit-groups-{k}", daemon=True)
-            for k in range(count)
-        ]
-
-    def results(self) -> list[Made]:
-        """What was made, in the jobs' order.  Raises the first error, JoinTimeout or RankDied."""
-        for thread in self._threads:
-            thread.start()
-        give_up = None
-        with self._changed:
-            while len(self._made) < len(self._jobs):
-                now = time.monotonic()
-                lost = self._joined.world.failures()
-                if give_up is None and (self._errors or lost):
-                    give_up = now + AFTERMATH
-                late = [k for k, end in self._running.items() if now >= end]
-                if self._errors and (not self._running or (give_up is not None and now >= give_up)):
-                    raise self._errors[0]
-                if late or (give_up is not None and now >= give_up):
-                    raise self._stuck(late or list(self._running), lost)
-                self._changed.wait(0.2)
-        return [self._made[index] for index in range(len(self._jobs))]
-
-    def _stuck(self, jobs: list[int], lost: list[str]) -> CommkitError:
-        shown = ", ".join(self._jobs[k].entry.shown() for k in jobs[:4])
-        what = (
-            f"rank {self._joined.world.identity.rank}: the back end has not come back from the "
-            f"creation of group {shown}"
-        )
-        if lost:
-            return RankDied(f"{what}: {'; '.join(lost)}")
-        return JoinTimeout(f"{what}, which all of its members began; no rank is reported dead")
-
-    def _run(self, worker: int) -> None:
-        while True:
-            with self._changed:
-                index = self._next
-                if index == len(self._jobs) or self._errors:
-                    return
-                self._next += 1
-                # Once to come together, once to connect.
-                limit = 2 * self._jobs[index].timeout.total_seconds() + AFTERMATH
-                self._running[index] = time.monotonic() + limit
-            made, error = None, None
-            try:
-                made = _create_one(self._joined, worker, self._jobs[index])
-            except BaseException as caught:
-                error = caught
-            with self._changed:
-                del self._running[index]
-                if made is not None:
-                    self._made[index] = made
-                elif error is not None:
-                    self._errors.append(error)
-                self._changed.notify_all()

@@ -35,7 +35,7 @@ from commkit import creation, groups
 from commkit.journal import Entry
 from commkit.making import Made
 from commkit.settings import load
-from commkit.trouble import attend
+from commkit.trouble import Task, attend
 
 log = logging.getLogger("commkit")
 
@@ -163,14 +163,17 @@ def _our_new_group_with_tag(original: Any, *args: Any, **kwargs: Any) -> Any:
     if _idle(given, default, joined.world.identity.rank):
         outside = dist.GroupMember.NON_GROUP_MEMBER
         ranks = given["ranks"] if not given.get("sort_ranks", True) else sorted(given["ranks"])
+        c10d._process_group_name(ranks, False)  # counts it, as torch does
         c10d._world.pg_group_ranks[outside] = {rank: place for place, rank in enumerate(ranks)}
         return outside
     backend = dist.Backend(given.get("backend") or c10d._world.pg_map[default][0])
     parts = [str(backend)]
-    if given.get("pg_tag"):
-        parts.append(given["pg_tag"])
-    if given.get("use_local_synchronization"):
-        # Then non-members do not call, and a world-wide barrier's count is another.
+    if tag := given.get("pg_tag"):
+        if given.get("ranks") and c10d._find_pg_by_ranks_and_tag(tag, given["ranks"]) is not None:
+            return original(*args, **kwargs)  # gives that one: nothing is created
+        parts.append(tag)
+    if given.get("use_local_synchronization") and _barriers():
+        # Then non-members do not call, and have not counted it.
         parts.append("local")
     with _within("/".join(parts), joined.world.identity.rank):
         return original(*args, **kwargs)
@@ -178,8 +181,9 @@ def _our_new_group_with_tag(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _our_process_group_name(original: Any, ranks: Any, use_hashed_name: bool) -> Any:
     naming = getattr(_here, "naming", None)
+    theirs = original(ranks, use_hashed_name)  # counts the groups, for get_pg_count()
     if groups.joined() is None or naming is None or not ranks:
-        return original(ranks, use_hashed_name)
+        return theirs
     family, rank = naming
     members = tuple(int(member) for member in ranks)
     if rank not in members and not _barriers():
@@ -213,27 +217,28 @@ def _our_new_process_group_helper(
     began = time.monotonic()
     joined.journal.begin([group])
     try:
-        meeting = creation.store_for(ranks, joined.connection(0, timeout))
-        if len(ranks) == 1 and not given.get("pg_tag"):
-            options = given.get("backend_options", given.get("pg_options"))
-            pg = creation.alone(
-                group_name, ranks, meeting, str(backend), timeout, options, desc, device
-            )
-            if pg is not None:
-                _remember(group, str(backend), began, pg)
-                return pg, c10d._world.pg_map[pg][1]
+        with joined.connections.one(timeout) as connection:
+            meeting = creation.store_for(ranks, connection)
+            if len(ranks) == 1 and not given.get("pg_tag"):
+                options = given.get("backend_options", given.get("pg_options"))
+                pg = creation.alone(
+                    group_name, ranks, meeting, str(backend), timeout, options, desc, device
+                )
+                if pg is not None:
+                    _remember(group, str(backend), began, pg)
+                    return pg, c10d._world.pg_map[pg][1]
 
-        def create() -> Any:
-            with _split_or_not():
-                return call(meeting, group_name, *args, **kwargs)
+            def create() -> Any:
+                with _split_or_not():
+                    return call(meeting, group_name, *args, **kwargs)
 
-        with joined.world.creating():
-            if len(ranks) > 1 and creation.blocks(str(backend), device):
-                joined.meet(group, timeout)
-                deadline = time.monotonic() + timeout.total_seconds()
-                result = attend(joined.world, create, deadline, f"group {group.shown()}")
-            else:
-                result = create()
+            with joined.world.creating():
+                if len(ranks) > 1 and creation.blocks(str(backend), device):
+                    joined.meet(group, timeout)
+                    what = f"group {group.shown()} ({backend})"
+                    (result,) = attend(joined.world, [Task(create, timeout.total_seconds(), what)])
+                else:
+                    result = create()
     except Exception as error:
         explained = joined.explain(error, group, str(backend), began, timeout)
         if explained is None:

@@ -10,6 +10,7 @@ of them.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,14 @@ _RELEASE = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9]+(\+.*)?")
 #: The verdict of the probe in this process, and why.
 _probed: dict[str, str] = {}
 _probe_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _probe_lock
+    _probe_lock = threading.Lock()  # in a forked child: another thread may have held it
+
+
+os.register_at_fork(after_in_child=_forget)
 
 #: C++ owners do not keep a Python Store's Python half alive; losing it aborts the process.
 _kept: list[AgentStore] = []

@@ -10,7 +10,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -58,37 +59,82 @@ def explain(
     return JoinError(f"{what}; {reason}")
 
 
-def attend(world: World, work: Callable[[], Any], deadline: float, what: str) -> Any:
-    """work(), in a thread of its own, with an eye on the others: NCCL waits for ever for the dead.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """work() may wait for other ranks where nothing of torch's ends it: NCCL does, for the dead.
 
-    Raises what it raises; RankDied some seconds after a death, JoinTimeout some seconds after the
-    `deadline` (on the monotonic clock), if it has not come back: the thread is then left behind.
+    It has `seconds` from its start; `what` is what errors call it.
     """
-    outcome: list[Any] = []
-    errors: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:
-            errors.append(error)
+    work: Callable[[], Any]
+    seconds: float
+    what: str
 
-    thread = threading.Thread(target=run, name="commkit-attended", daemon=True)
-    thread.start()
-    died = math.inf
-    while thread.is_alive():
-        thread.join(0.02 if died == math.inf else 0.2)
-        now = time.monotonic()
-        failures = world.failures()
-        died = min(died, now) if failures else died
-        if thread.is_alive() and now >= min(died, deadline) + AFTERMATH:
-            text = f"rank {world.identity.rank}: {what}: the back end has not come back"
-            if failures:
-                raise RankDied(f"{text}; {'; '.join(failures)}")
-            raise JoinTimeout(f"{text} by the deadline; no rank is reported dead")
-    if errors:
-        raise errors[0]
-    return outcome[0]
+
+def attend(world: World, tasks: Sequence[Task], threads: int = 1) -> list[Any]:
+    """What the tasks return, in their order.  Works on them in that order, `threads` at once.
+
+    Raises the first error of any of them, once the others have ended or AFTERMATH seconds later;
+    RankDied that long after a death, JoinTimeout that long after a task's end, if the back end has
+    not come back: its thread is then left behind.
+    """
+    return _Attended(world, tasks).results(threads)
+
+
+class _Attended:
+    def __init__(self, world: World, tasks: Sequence[Task]) -> None:
+        self._world, self._tasks = world, tasks
+        self._changed = threading.Condition()
+        self._next = 0
+        self._done: dict[int, Any] = {}
+        self._running: dict[int, float] = {}  # task -> when it has to be done
+        self._errors: list[BaseException] = []
+
+    def results(self, threads: int) -> list[Any]:
+        for index in range(threads):
+            name = f"commkit-attended-{index}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        give_up = math.inf
+        with self._changed:
+            while len(self._done) < len(self._tasks):
+                now = time.monotonic()
+                lost = self._world.failures()
+                if self._errors or lost:
+                    give_up = min(give_up, now + AFTERMATH)
+                if self._errors and (not self._running or now >= give_up):
+                    raise self._errors[0]
+                late = [index for index, end in self._running.items() if now >= end]
+                if late or now >= give_up:
+                    raise self._stuck(late or list(self._running), lost)
+                self._changed.wait(0.2)
+        return [self._done[index] for index in range(len(self._tasks))]
+
+    def _stuck(self, late: list[int], lost: list[str]) -> CommkitError:
+        shown = ", ".join(self._tasks[index].what for index in late[:4])
+        what = f"rank {self._world.identity.rank}: {shown}: the back end has not come back"
+        if lost:
+            return RankDied(f"{what}: {'; '.join(lost)}")
+        return JoinTimeout(f"{what} by the deadline; no rank is reported dead")
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                index = self._next
+                if index == len(self._tasks) or self._errors:
+                    return
+                self._next += 1
+                self._running[index] = time.monotonic() + self._tasks[index].seconds + AFTERMATH
+            try:
+                result = self._tasks[index].work()
+            except BaseException as error:
+                with self._changed:
+                    self._errors.append(error)
+            else:
+                with self._changed:
+                    self._done[index] = result
+            with self._changed:
+                del self._running[index]
+                self._changed.notify_all()
 
 
 def first_line(error: BaseException) -> str:

@@ -274,12 +274,15 @@ def _life():
         twice = str(error)
     old = commkit.get_group("a")
     commkit.new_groups({"a": [[3, 2, 1, 0]]}, replace=True)
+    # The other family's as well, so it is kept until that one is replaced.
+    sums = [total(commkit.get_group("b"), 1)]
+    commkit.new_groups({"b": [[0, 1, 2, 3]]}, replace=True)
     gone = old not in dist.distributed_c10d._world.pg_map
     order = dist.get_process_group_ranks(commkit.get_group("a"))
-    sums = [total(commkit.get_group("a"))]
+    sums.append(total(commkit.get_group("a")))
     commkit.destroy_process_group(commkit.get_group("a"))
     left = commkit.get_groups("a")
-    commkit.new_groups({"later": [[0, 1, 2, 3]]})
+    commkit.new_groups({"later": [[0, 1, 2, 3]], "a": [[0, 1, 2, 3]]})
     sums.append(total(commkit.get_group("later")))
     try:
         commkit.get_group("d")
@@ -296,8 +299,21 @@ def test_families_are_shared_replaced_destroyed_and_added(tmp_path):
     ):
         assert shared and member and gone
         assert twice.startswith("family 'a' exists already")
-        assert (order, sums, left) == ([3, 2, 1, 0], [1111, 1111], [])
-        assert unknown == "no family is called 'd'; there are: b, c, a, later"
+        assert (order, sums, left) == ([3, 2, 1, 0], [2, 1111, 1111], [])
+        assert unknown == "no family is called 'd'; there are: a, b, c, later"
+
+
+def _exists_on_some():
+    commkit.init_process_group("gloo", timeout=SOON, layout={"a": [[0, 1]]})
+    with pytest.raises(commkit.DigestMismatch) as caught:
+        commkit.new_groups({"a": [[0, 1]]})
+    commkit.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_family_that_exists_is_refused_at_once_on_ranks_that_are_not_in_it_too(tmp_path):
+    for text in torch_jobs.run(_exists_on_some, 3, log_dir=tmp_path):
+        assert "rank 2 (host " in text and "'a' exists already" in text
 
 
 def _per_family():
