@@ -88,6 +88,14 @@ def _observe_split_source() -> None:
     c10d._get_split_source = members_first
 
 
+def on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
+    """While inside, `device` is this thread's current one: a new thread's would be the first GPU,
+    and whatever then asks the driver makes a context there."""
+    if device is None or device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
 def store_for(ranks: Sequence[int], base: Store) -> Store:
     """Keys of a group live with the agent of its lowest rank: a group in one host stays there."""
     return PrefixStore(f"commkit:{min(ranks)}", base)
@@ -140,7 +148,7 @@ def create(
         extra: dict[str, Any] = {_OPTIONS: options, "group_desc": desc}
         if device is not None:
             extra["device_id"] = device
-        with members_only():
+        with members_only(), on(device):
             pg, _ = helper(
                 len(ranks),
                 me,
@@ -177,7 +185,7 @@ def split(
     At the same time other ranks may call it with other ranks; a rank that is in no group gives any
     other's and gets None.
     """
-    with named(name):
+    with named(name), on(c10d._get_default_group().bound_device_id):
         pg = torch_split_group(None, [list(ranks)], timeout, options, desc)
     return pg if member else None
 

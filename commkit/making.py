@@ -209,9 +209,10 @@ def split_job(
     _, timeout, options = settings
     if job is not None:
         joined.journal.begin([job.entry])
-    # The split itself waits for all ranks and knows no deadline.
     joined.world.barrier(tag=f"split/{family}", timeout=timeout.total_seconds())
-    group = creation.split(
+    # The split itself waits for all ranks, and knows no deadline.
+    work = partial(
+        creation.split,
         job.group.name if job is not None else f"commkit:no member of {family}",
         job.group.ranks if job is not None else other,
         job is not None,
@@ -219,6 +220,8 @@ def split_job(
         options=options,
         desc=family,
     )
+    what = f"the split of family {family!r}"
+    (group,) = attend(joined.world, [Task(work, timeout.total_seconds(), what)])
     if job is None or group is None:
         return None
     joined.met(job.entry, True)

@@ -204,21 +204,24 @@ class World:
             return self._client.check([_fence_key(group, members)], timeout)
 
     def meet(self, group: str, members: Sequence[int], timeout: float) -> None:
-        """connected(), and waits until all members have called it.
+        """Waits until all members have called it for `group`, a name that is used once.
 
-        Raises OverlayTimeout at the deadline, RankDied as soon as anybody is reported lost.
+        Raises OverlayTimeout at the deadline, RankDied as soon as anybody is reported lost.  Unlike
+        connected() it leaves nothing that leave() would wait for.
         """
         if len(members) == self.spec.world_size:
             return self.barrier(tag=f"meet/{group}", timeout=timeout)
         deadline = time.monotonic() + timeout
-        self.connected(group, members)
+        count = f"commkit:{min(members)}/met/{group}".encode()
+        everybody = count + b"/all"
+        with native_errors():
+            if self._client.add(count, 1, timeout) == len(members):
+                self._client.set(everybody, b"", max(0.0, deadline - time.monotonic()))
         while True:
             left = deadline - time.monotonic()
             try:
                 with native_errors():
-                    return self._client.wait(
-                        [_fence_key(group, members)], min(max(left, 0.0), _LOOK_AROUND)
-                    )
+                    return self._client.wait([everybody], min(max(left, 0.0), _LOOK_AROUND))
             except OverlayTimeout:
                 if failures := self.failures():
                     raise RankDied("; ".join(failures)) from None

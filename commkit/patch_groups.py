@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +81,7 @@ def install() -> None:
         return
     for name, ours in _WRAPPERS.items():
         original = getattr(c10d, name)
-        wrapper = functools.wraps(original)(functools.partial(ours, original))
+        wrapper = functools.wraps(original)(partial(ours, original))
         # device_mesh and scripts have bound some of them by name.
         for module in list(sys.modules.values()):
             if isinstance(module, ModuleType) and module.__dict__.get(name) is original:
@@ -204,7 +205,7 @@ def _our_new_process_group_helper(
 ) -> Any:
     joined = groups.joined()
     ranks = [int(rank) for rank in global_ranks_in_group]
-    call = functools.partial(original, group_size, group_rank, ranks, backend)
+    call = partial(original, group_size, group_rank, ranks, backend)
     if joined is None or getattr(_here, "naming", None) is None or not ranks:
         return call(store, group_name, *args, **kwargs)
     if joined.world.identity.rank not in ranks:
@@ -229,7 +230,7 @@ def _our_new_process_group_helper(
                     return pg, c10d._world.pg_map[pg][1]
 
             def create() -> Any:
-                with _split_or_not():
+                with _split_or_not(), creation.on(device):
                     return call(meeting, group_name, *args, **kwargs)
 
             with joined.world.creating():
@@ -280,8 +281,29 @@ def _our_split_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     # torch asks for a name with the ranks as the parent numbers them.
     places = c10d._world.pg_group_ranks[parent]
     rank = places.get(joined.world.identity.rank, -1)
-    with _within(f"split/{parent.group_name}", rank):
-        pg: Any = original(*args, **kwargs)
+
+    def create() -> Any:
+        with _within(f"split/{parent.group_name}", rank), creation.on(parent.bound_device_id):
+            return original(*args, **kwargs)
+
+    if rank < 0 or c10d._get_default_group().bound_device_id is None:
+        return create()  # is refused by torch, or is TorchComms'
+    backend = str(c10d._world.pg_map[parent][0])
+    timeout: timedelta = given.get("timeout") or c10d._get_default_timeout(backend)
+    # Every rank of the parent takes part, and NCCL has no deadline for those who do not come.
+    family, ranks = f"split of {parent.group_desc}", tuple(sorted(places, key=places.__getitem__))
+    name = groups.generations().named(f"{family} {parent.group_name}", ranks)
+    step = Entry(name, family, ranks)
+    began = time.monotonic()
+    joined.journal.begin([step])
+    try:
+        what, missing = f"group {step.shown()} ({backend})", partial(joined.journal.missing, step)
+        (pg,) = attend(joined.world, [Task(create, timeout.total_seconds(), what, missing)])
+    except Exception as error:
+        explained = joined.explain(error, step, backend, began, timeout)
+        if explained is None:
+            raise
+        raise explained from error
     if pg is not None:
         joined.world.connected(pg.group_name, tuple(c10d._world.pg_group_ranks[pg]))
     return pg

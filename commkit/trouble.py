@@ -63,12 +63,14 @@ def explain(
 class Task:
     """work() may wait for other ranks where nothing of torch's ends it: NCCL does, for the dead.
 
-    It has `seconds` from its start; `what` is what errors call it.
+    It has `seconds` from its start; `what` is what errors call it, and `missing` says who has not
+    come to it, "" if all have.
     """
 
     work: Callable[[], Any]
     seconds: float
     what: str
+    missing: Callable[[], str] = str
 
 
 def attend(world: World, tasks: Sequence[Task], threads: int = 1) -> list[Any]:
@@ -114,7 +116,8 @@ class _Attended:
         what = f"rank {self._world.identity.rank}: {shown}: the back end has not come back"
         if lost:
             return RankDied(f"{what}: {'; '.join(lost)}")
-        return JoinTimeout(f"{what} by the deadline; no rank is reported dead")
+        missing = self._tasks[late[0]].missing() if late else ""
+        return JoinTimeout(f"{what} by the deadline; {missing or 'no rank is reported dead'}")
 
     def _run(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 
 import pytest
 import rig_ranks as ranks
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import commkit
-from commkit import groups
+from commkit import api, groups
 
 SOON = datetime.timedelta(seconds=60)
 FAMILIES = {"tp": 1, "cp": 2, "dp": 4}  # family -> the bit of a rank that varies inside it
@@ -242,3 +243,43 @@ def test_a_rank_that_dies_while_communicators_are_made_leaves_nobody_waiting():
     for rank in (0, 1, 3):
         kind, text = results[rank].value
         assert kind == "RankDied" and "rank 2 (pid " in text
+
+
+def _fails_and_leaves():
+    rank = _start(True)
+    limit = datetime.timedelta(seconds=2)
+    with pytest.raises(commkit.JoinTimeout):
+        commkit.new_group([rank, (rank + 1) % 3], timeout=limit)
+    began = time.monotonic()
+    dist.destroy_process_group()
+    return time.monotonic() - began
+
+
+def test_nobody_waits_at_the_end_for_a_group_that_was_not_created():
+    for result in ranks.run_ranks(3, _fails_and_leaves):
+        assert result.value < api.LEAVE_TIMEOUT / 2
+
+
+def _comes_late_to_a_split(dies):
+    rank = _start(True, patched=True)
+    if rank == 1:
+        if dies:
+            os._exit(3)
+        dist.distributed_c10d._get_default_store().wait(["said"], SOON)
+        return None
+    with pytest.raises(commkit.CommkitError) as caught:
+        dist.split_group(split_ranks=[[0, 1], [2]], timeout=datetime.timedelta(seconds=2))
+    dist.distributed_c10d._get_default_store().set("said", "")
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_split_that_a_rank_does_not_come_to_ends_and_names_it(dies):
+    results = ranks.run_ranks(3, _comes_late_to_a_split, dies, check=False)
+    for rank in (0, 2):
+        kind, text = results[rank].value
+        assert text.startswith(f"rank {rank}: group 'split of default_pg' [0-2] (nccl)")
+        if dies:
+            assert kind == "RankDied" and "rank 1 (pid " in text
+        else:
+            assert kind == "JoinTimeout" and "rank 1 did not come (rank 1 created no group)" in text
