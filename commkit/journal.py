@@ -91,7 +91,7 @@ class Journal:
             if note["count"] > len(note["last"]):
                 continue  # long ago, perhaps
             absent.append(rank)
-            quoted = [shown for _, shown in note["last"][-_QUOTED:]]
+            quoted = [_told(name, shown, group) for name, shown in note["last"][-_QUOTED:]]
             more = note["count"] - len(quoted)
             text = ", ".join(quoted) + (f" and {more} before" if quoted and more else "")
             instead.setdefault(text or "no group", []).append(rank)
@@ -121,6 +121,16 @@ class Journal:
         if not keys.check([key], timeout):
             return {"count": 0, "last": []}
         return json.loads(keys.get([key], timeout)[0])  # type: ignore[no-any-return]
+
+
+def _told(name: str, shown: str, group: Entry) -> str:
+    """What an error about `group` calls another rank's group; how it differs if both look alike."""
+    if shown != group.shown():
+        return shown
+    (theirs, count), (ours, here) = name.rsplit(":", 1), group.name.rsplit(":", 1)
+    if theirs == ours and count.isdigit() and here.isdigit():
+        return f"{shown} number {int(count) + 1}, where this is number {int(here) + 1}"
+    return f"{shown} as {name}, where this is {group.name}"
 
 
 def _key(rank: int) -> bytes:

@@ -13,7 +13,7 @@ import threading
 import time
 
 from commkit import _C
-from commkit.errors import CommkitError
+from commkit.errors import CommkitError, OverlayTimeout
 from commkit.journal import Entry, Journal
 from commkit.overlay import World
 
@@ -40,9 +40,11 @@ class Stragglers:
     def expect(self, group: Entry) -> None:
         """This rank has made its part of `group`."""
         with self._changed:
+            if self._stopped:
+                return
             self._count += 1
             heapq.heappush(self._due, (time.monotonic() + PATIENCE, PATIENCE, self._count, group))
-            if self._thread is None and not self._stopped:
+            if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._watch, name="commkit-stragglers", daemon=True
                 )
@@ -52,6 +54,7 @@ class Stragglers:
         """Asks no more; returns at once."""
         with self._changed:
             self._stopped = True
+            self._due.clear()
             self._changed.notify_all()
 
     def _watch(self) -> None:
@@ -65,11 +68,14 @@ class Stragglers:
                 if self._stopped:
                     return
                 _, patience, count, group = heapq.heappop(self._due)
+            text: str | None
             try:
-                complete = self._is_complete(group)
-                text = "" if complete else self._journal.missing(group)
+                text = "" if self._is_complete(group) else self._journal.missing(group)
+            except OverlayTimeout:
+                text = None  # busy agents: later
             except (CommkitError, _C.Failure):
-                return  # the world is gone, which others tell
+                self.stop()  # the world is gone, which others tell
+                return
             if text:
                 log.warning(
                     "rank %d: group %s is not complete: %s",
@@ -77,6 +83,7 @@ class Stragglers:
                     group.shown(),
                     text,
                 )
+            if text != "":
                 with self._changed:
                     patience *= 2
                     heapq.heappush(self._due, (time.monotonic() + patience, patience, count, group))

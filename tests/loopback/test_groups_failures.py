@@ -19,6 +19,7 @@ from learning import KNOWN_SECONDS, SLACK_SECONDS
 
 import commkit
 from commkit import stragglers
+from commkit.journal import Entry, _told
 
 SOON = datetime.timedelta(seconds=40)
 SHORT = datetime.timedelta(seconds=4)
@@ -97,6 +98,17 @@ def test_groups_that_others_do_not_create_end_at_the_deadline_and_say_what_those
         label = f"'of {other}' " if patched else "'mine' "
         assert f"rank {other} did not come (rank {other} created {label}{created[other]}" in text
         assert f"rank {rank}: group " in text and "before the deadline" in text
+
+
+def test_groups_that_look_alike_are_told_apart():
+    ours = Entry("ck:gloo:ab:1", "tp", (0, 1))
+    assert _told("ck:gloo:ab:1", "'pp' [0,2]", ours) == "'pp' [0,2]"
+    assert _told("ck:gloo:ab:0", "'tp' [0-1]", ours) == (
+        "'tp' [0-1] number 1, where this is number 2"
+    )
+    assert _told("ck:nccl:cd:1", "'tp' [0-1]", ours) == (
+        "'tp' [0-1] as ck:nccl:cd:1, where this is ck:gloo:ab:1"
+    )
 
 
 def _dies_before_its_group():
