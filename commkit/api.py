@@ -28,7 +28,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
-from commkit import devices, groups, launch, overlay, rendezvous, report
+from commkit import creation, devices, groups, launch, overlay, rendezvous, report
 from commkit.environ import Exported, check_gloo_interface, described
 from commkit.errors import CommkitError, DigestMismatch, LaunchError, RankDied, UsageError
 from commkit.groups import (
@@ -411,18 +411,13 @@ def _variables(world: overlay.World, names: set[str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(me.local_world_size),
     }
     large = me.world_size > EAGER_WORLD
-    if large and names & {"gloo", "undefined"} and _torch_version() >= (2, 8):
+    if large and names & {"gloo", "undefined"} and creation.torch_version() >= (2, 8):
         # torch reads it whenever it makes a gloo group, so later groups are lazy as well.
         variables["TORCH_GLOO_LAZY_INIT"] = "1"
     if names & {"gloo", "undefined"} and me.interface:
         # gloo by itself takes what this host's name resolves to, often an address of loopback.
         variables["GLOO_SOCKET_IFNAME"] = me.interface
     return variables
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _abandon(live: _Live, error: BaseException) -> None:

@@ -102,6 +102,12 @@ def store_for(ranks: Sequence[int], base: Store) -> Store:
 
 
 @functools.cache
+def torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@functools.cache
 def backends(backend: str) -> Mapping[str, str]:
     """device type -> back end of a string as torch takes it: "gloo", "cpu:gloo,cuda:nccl"."""
     return MappingProxyType(dist.BackendConfig(dist.Backend(backend)).get_device_backend_map())
@@ -110,7 +116,7 @@ def backends(backend: str) -> Mapping[str, str]:
 def connects(backend: str, device: torch.device | None) -> bool:
     """Whether the creation of a group of this back end waits for the other members."""
     names = set(backends(backend).values())
-    lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0") == "1"
+    lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0") == "1" and torch_version() >= (2, 8)
     return ("gloo" in names and not lazy) or blocks(backend, device)
 
 
@@ -214,9 +220,7 @@ def alone(
         if kind not in made:
             inner = PrefixStore(f"{place}/", prefix)
             make = _lone_gloo if kind == "gloo" else _lone_nccl
-            made[kind] = make(inner, timeout, options)
-            made[kind].options.global_ranks_in_group = ranks
-            made[kind].options.group_name = name
+            made[kind] = make(inner, timeout, options, ranks, name)
             made[kind]._set_sequence_number_for_group()
         pg._register_backend(torch.device(place), kinds[kind], made[kind])
     pg._set_group_name(name)
@@ -229,7 +233,7 @@ def alone(
     return pg  # type: ignore[no-any-return]
 
 
-def _lone_gloo(store: Store, timeout: timedelta, _: Any) -> Any:
+def _lone_gloo(store: Store, timeout: timedelta, _: Any, ranks: list[int], name: str) -> Any:
     kind = c10d.ProcessGroupGloo
     with _device_lock:
         if not _lone_device:
@@ -238,14 +242,17 @@ def _lone_gloo(store: Store, timeout: timedelta, _: Any) -> Any:
     options = kind._Options()
     options._devices = list(_lone_device)
     options._timeout = timeout
+    if hasattr(options, "global_ranks_in_group"):  # not before torch 2.7
+        options.global_ranks_in_group, options.group_name = ranks, name
     return kind(store, 0, 1, options)
 
 
-def _lone_nccl(store: Store, timeout: timedelta, options: Any) -> Any:
+def _lone_nccl(store: Store, timeout: timedelta, options: Any, ranks: list[int], name: str) -> Any:
     kind = c10d.ProcessGroupNCCL
     if options is None:
         options = kind.Options()
     options._timeout = timeout
+    options.global_ranks_in_group, options.group_name = ranks, name
     return kind(store, 0, 1, options)
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch_jobs
 
 import commkit
-from commkit import api
+from commkit import api, creation
 
 MINUTE = datetime.timedelta(seconds=60)
 
@@ -169,7 +169,7 @@ def _lazy(largest):
     return seen, os.environ.get("TORCH_GLOO_LAZY_INIT")
 
 
-@pytest.mark.skipif(api._torch_version() < (2, 8), reason="torch < 2.8 has no lazy gloo")
+@pytest.mark.skipif(creation.torch_version() < (2, 8), reason="torch < 2.8 has no lazy gloo")
 @pytest.mark.parametrize(
     ("given", "largest", "during"),
     [("", 1, None), ("", 0, "1"), ("0", 0, "0"), ("1", 1, "1")],

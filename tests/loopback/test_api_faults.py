@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch_jobs
 
 import commkit
-from commkit import api
+from commkit import api, creation
 
 
 def _init(seconds=40.0):
@@ -73,7 +73,7 @@ def _die_in_creation(victim):
 
 
 @pytest.mark.skipif(
-    api._torch_version() < (2, 8),
+    creation.torch_version() < (2, 8),
     reason="before torch 2.8 gloo may wait for a peer's connection, and nothing ends that wait",
 )
 def test_a_rank_killed_while_groups_are_created_is_named_at_once(tmp_path):

@@ -18,11 +18,15 @@ import torch_jobs
 from learning import KNOWN_SECONDS, SLACK_SECONDS
 
 import commkit
-from commkit import stragglers
+from commkit import creation, stragglers
 from commkit.journal import Entry, _told
 
 SOON = datetime.timedelta(seconds=40)
 SHORT = datetime.timedelta(seconds=4)
+
+connects_later = pytest.mark.skipif(
+    creation.torch_version() < (2, 8), reason="gloo connects lazily from torch 2.8 on"
+)
 
 
 def _declares(per_rank, at_init):
@@ -154,6 +158,7 @@ def _lazy_and_alone(patience):
     return said
 
 
+@connects_later
 def test_the_log_names_members_that_have_not_come_to_a_group_that_connects_later(tmp_path):
     lazy = {"TORCH_GLOO_LAZY_INIT": "1"}
     first, second = torch_jobs.run(_lazy_and_alone, 2, 0.3, env=lazy, log_dir=tmp_path)
@@ -176,6 +181,7 @@ SCRIPT = """
 """
 
 
+@connects_later
 def test_a_script_that_fails_in_a_collective_ends_with_who_did_not_come(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch_jobs
 
 import commkit
-from commkit import groups, patch
+from commkit import creation, groups, patch
 
 SOON = datetime.timedelta(seconds=40)
 
@@ -64,6 +64,9 @@ def _cycles():
     return before, after
 
 
+@pytest.mark.skipif(
+    creation.torch_version() < (2, 8), reason="torch 2.6 hangs where gloo's groups are destroyed"
+)
 def test_groups_that_were_destroyed_leave_no_descriptor_and_no_thread(tmp_path):
     for before, after in torch_jobs.run(_cycles, 2, log_dir=tmp_path):
         assert after == before

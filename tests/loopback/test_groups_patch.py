@@ -85,7 +85,8 @@ def _kept_order_and_errors():
     group = dist.new_group([2, 0, 1], sort_ranks=False) if "sort_ranks" in _new_group() else None
     order = dist.get_process_group_ranks(group) if group is not None else [2, 0, 1]
     texts = []
-    for wrong in ([0, 0], [0, 9], [-1, 0]):
+    duplicates = [[0, 0]] if "sort_ranks" in _new_group() else []  # older torch takes them
+    for wrong in (*duplicates, [0, 9], [-1, 0]):
         with pytest.raises(ValueError) as caught:
             dist.new_group(wrong)
         texts.append(str(caught.value))
@@ -105,15 +106,11 @@ def _new_group():
 
 
 def test_checks_and_errors_stay_torch_s(tmp_path):
-    stock = [
-        ("ranks list must not contain duplicate entries", "group rank cannot be unique"),
-        ("out of range", "group rank should be"),
-        ("out of range", "group rank should be"),
-    ]
     for _, order, texts, everyone in torch_jobs.run(_kept_order_and_errors, 3, log_dir=tmp_path):
         assert order == [2, 0, 1] and everyone
-        for text, words in zip(texts, stock, strict=True):
-            assert any(word in text for word in words) or "rank" in text
+        *duplicates, high, low = texts
+        assert all("duplicate entries" in text for text in duplicates)
+        assert "rank" in high.lower() and "rank" in low.lower()
 
 
 def _meshes():
