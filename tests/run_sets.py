@@ -4,8 +4,9 @@ The sets do not meet: the fabric's agents live in network namespaces of their ow
 first set starts none, and agents of the others know only their own jobs.  With CI=true the newest
 torch is fetched meanwhile, and what depends on torch's version is tested with it after the second
 set (torch_matrix.py), then NCCL's process groups on a rig (nccl_rig); a minute of fuzzing for each
-harness goes on beside them.  Arguments go to pytest.  The last set's output is shown as it comes,
-that of the others at the end, or when the run is cut short.
+harness goes on beside them.  The part of the last set that starts torch most comes after the
+second.  Arguments go to pytest.  The last set's output is shown as it comes, that of the others at
+the end, or when the run is cut short.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ import torch_matrix
 FIRST = ["tests/unit", "tests/packaging", "tests/fabric"]
 SECOND = ["tests/torch_suite", "tests/frameworks"]
 RIG = ["tests/nccl_rig"]
-LAST = ["tests/loopback"]
+# So that the sets end at about the same time.
+TORCH = [
+    str(path)
+    for kind in ("bench", "groups", "start")
+    for path in sorted(Path("tests/loopback").glob(f"test_{kind}*.py"))
+]
+LAST = ["tests/loopback", *(f"--ignore={path}" for path in TORCH)]
 # The tests beside it have deadlines, so it takes what they leave.
 FUZZ = ["nice", "-n", "19", sys.executable, "tests/fuzz/run.py", "--seconds", "60"]
 BUILD = Path("build")
@@ -68,6 +75,7 @@ def main() -> int:
         lanes.append(Lane("fuzz", FUZZ))
         second.append([*matrix, "--", *arguments])  # waits until it has been fetched
         second.append([sys.executable, "tests/nccl_rig/rig.py", *pytest[1:], *RIG])
+    second.append([*pytest, *TORCH])
     lanes += [Lane("1", [*pytest, *FIRST]), Lane("2", *second)]
     try:
         for lane in lanes:
