@@ -85,6 +85,9 @@ _live: _Live | None = None
 _phases: dict[str, float] = {}
 _told: set[str] = set()
 
+#: Whether this stands in for torch's own functions: then nothing is done that those do not do.
+as_torch = False
+
 
 def init_process_group(
     backend: str | None = None,
@@ -110,6 +113,10 @@ def init_process_group(
     In worlds of more than EAGER_WORLD ranks gloo connects lazily on torch >= 2.8 unless
     TORCH_GLOO_LAZY_INIT is set; then a first contact with a peer that does not come waits for five
     times the group's timeout, whatever the operation's own.
+
+    Where NCCL is used without `device_id`, each rank binds its current GPU if it has chosen one,
+    else that of its local rank, so that communicators are made at once: on all ranks, or on none.
+    COMMKIT_BIND=off leaves it to torch, as do commkit.patch() and commkit run.
 
     With `store`, the backends fake and mpi, an init_method of a scheme that another library has
     registered, or COMMKIT_DISABLE=1, torch's own function does all the work.
@@ -182,6 +189,8 @@ def init_process_group(
     try:
         live.exported.add(_variables(world, names))
         with world.creating():
+            if device_id is None and "nccl" in names and settings.bind == "auto" and not as_torch:
+                device_id = devices.automatic(world, max(0.0, deadline - time.monotonic()))
             bound = devices.claim(world, device_id)
             base = open_store(world, deadline - time.monotonic(), settings=settings)
             # A death from now on breaks the waits of this store; one before it would not.
@@ -195,6 +204,7 @@ def init_process_group(
                 init_method=None,
                 world_size=spec.world_size,
                 rank=spec.rank,
+                device_id=device_id,
                 # The prefix that torch gives the store of its own rendezvous.
                 store=PrefixStore("default_pg", base),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from commkit.environ import described
-from commkit.errors import LaunchError
+from commkit.errors import DigestMismatch, LaunchError
 from commkit.overlay import World, native_errors
 
 #: Seconds for the one question that is asked of the agents.
@@ -24,6 +24,32 @@ def check_bound(device_id: torch.device | int | None) -> None:
             f"device_id={device_id!r}: this process sees {sees} "
             f"({described('CUDA_VISIBLE_DEVICES')}, {described('LOCAL_RANK')}); bind a visible one"
         )
+
+
+def automatic(world: World, timeout: float) -> torch.device | None:
+    """The GPU for this rank, whose script has named none: None on all ranks unless each has one.
+
+    It is the current device if the script has chosen one, else that of the local rank.  One
+    reduction over the tree, at most `timeout` seconds: NCCL makes the communicator at once where a
+    device is bound, so all ranks bind one or none does.
+    """
+    index = _own(world.identity.local_rank)
+    try:
+        found = b"none" if index is None else b"one"
+        world.agree(found, f"{found.decode()} of its own", tag="device", timeout=timeout)
+    except DigestMismatch:
+        return None
+    return None if index is None else torch.device("cuda", index)
+
+
+def _own(local_rank: int) -> int | None:
+    count = torch.cuda.device_count()
+    if count <= 1:
+        return 0 if count else None
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and (current := torch.cuda.current_device()):
+        return current
+    return local_rank if local_rank < count else None
 
 
 def claim(world: World, device_id: torch.device | int | None) -> bool:

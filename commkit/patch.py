@@ -38,9 +38,10 @@ def uninstall() -> None:
     """Puts torch's function back wherever `install` replaced it."""
     global _spawn_original
     if _replaced:
-        from commkit import patch_groups
+        from commkit import api, patch_groups
 
         patch_groups.uninstall()
+        api.as_torch = False
     sys.meta_path[:] = [item for item in sys.meta_path if not isinstance(item, _AfterImport)]
     for module, original in _replaced:
         setattr(module, _NAME, original)
@@ -63,6 +64,7 @@ def _replace() -> None:
     from commkit import api, patch_groups
 
     patch_groups.install()
+    api.as_torch = True
     original = api._torch_init
     # device_mesh, DDP and scripts have bound the function by name: those bindings count.
     for module in list(sys.modules.values()):

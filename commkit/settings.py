@@ -60,6 +60,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "how NCCL's groups are made where the device is bound: by their members from fresh ids, or "
         "split off the whole world's communicator, once for all groups of a family",
     ),
+    "COMMKIT_BIND": (
+        "auto or off",
+        "auto",
+        "whether commkit.init_process_group binds a GPU over NCCL where no device_id is given: the "
+        "current one if one was chosen, else that of the local rank; commkit run does not",
+    ),
     "COMMKIT_LOG_DIR": (
         "a directory",
         "unset",
@@ -100,6 +106,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         "COMMKIT_SECRET": r"(?s).{8,1024}",
         "COMMKIT_STORE": "auto|wire|python",
         "COMMKIT_GROUPS": "members|split",
+        "COMMKIT_BIND": "auto|off",
         "COMMKIT_LOG_DIR": r"[^\0]+",
         "COMMKIT_REPORT": r"[^\0]+",
         "COMMKIT_TREE_DEGREE": r"\d{1,4}",
@@ -122,6 +129,7 @@ class Settings:
     secret: str = ""
     store: str = "auto"
     groups: str = "members"
+    bind: str = "auto"
     log_dir: str = ""
     report: str = ""
     tree_degree: int = 0
@@ -202,6 +210,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         secret=text("COMMKIT_SECRET"),
         store=text("COMMKIT_STORE") or "auto",
         groups=text("COMMKIT_GROUPS") or "members",
+        bind=text("COMMKIT_BIND") or "auto",
         # Agents work in the root directory, so it must not depend on this process's.
         log_dir=os.path.abspath(text("COMMKIT_LOG_DIR") or _default_log_dir(env)),
         # Written at the end, when the directory may be another.

@@ -84,12 +84,14 @@ def _counted(body: Callable[..., Any], arguments: tuple[Any, ...]) -> Rank:
         return Rank(error=type(error).__name__, text=str(error), trace=text, calls=calls())
 
 
-def _variables(rank: int, log_dir: Path | None) -> dict[str, str]:
+def _variables(rank: int, log_dir: Path | None, env: dict[str, str] | None) -> dict[str, str]:
     if not rig.active():
         return {}
     counters = {"NCCL_RIG_COUNTERS": str(log_dir)} if log_dir else {}
     host = f"host-{rank // DEVICES}"
-    return {"NCCL_HOSTID": host, "COMMKIT_HOST_ID": host, **counters}
+    # Unless a test asks for it: most say themselves whether a device is bound.
+    bind = {} if "COMMKIT_BIND" in (env or {}) else {"COMMKIT_BIND": "off"}
+    return {"NCCL_HOSTID": host, "COMMKIT_HOST_ID": host, **bind, **counters}
 
 
 def run_ranks(
@@ -109,10 +111,10 @@ def run_ranks(
     """
     with torch_jobs.Job(size, env=env, log_dir=log_dir, deadline=timeout) as job:
         if isinstance(body, Path):
-            ranks = _scripts(job, body, arguments, log_dir)
+            ranks = _scripts(job, body, arguments, log_dir, env)
         else:
             for rank in range(size):
-                job.start(rank, _counted, body, arguments, env=_variables(rank, log_dir))
+                job.start(rank, _counted, body, arguments, env=_variables(rank, log_dir, env))
             outcomes = job.outcomes()
             ranks = [_unpacked(outcomes[rank]) for rank in range(size)]
     for rank, result in enumerate(ranks):
@@ -130,12 +132,16 @@ def _unpacked(outcome: torch_jobs.Outcome) -> Rank:
 
 
 def _scripts(
-    job: torch_jobs.Job, script: Path, arguments: tuple[Any, ...], log_dir: Path | None
+    job: torch_jobs.Job,
+    script: Path,
+    arguments: tuple[Any, ...],
+    log_dir: Path | None,
+    env: dict[str, str] | None,
 ) -> list[Rank]:
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
-            env={**os.environ, **job.environment(rank), **_variables(rank, log_dir)},
+            env={**os.environ, **job.environment(rank), **_variables(rank, log_dir, env)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -198,6 +198,49 @@ def test_two_ranks_on_one_device_are_an_error_that_names_both():
     assert {"rank 0 binds", "rank 1 binds"} & {said[:12]}
 
 
+def _binds_by_itself(patched, chosen):
+    if chosen:
+        torch.cuda.set_device(chosen[int(os.environ["RANK"])])
+    if patched:
+        commkit.patch()
+        dist.init_process_group("nccl", timeout=SOON)
+    else:
+        commkit.init_process_group("nccl", timeout=SOON)
+    bound = dist.group.WORLD.bound_device_id
+    dist.barrier()  # torch takes the bound device, or guesses
+    dist.destroy_process_group()
+    return None if bound is None else bound.index
+
+
+def _on_one_host(size, body, *arguments):
+    with ranks.torch_jobs.Job(size, env={"NCCL_HOSTID": "host"}) as job:
+        for rank in range(size):
+            job.start(rank, body, *arguments)
+        outcomes = job.outcomes()
+    assert not any(outcome.error for outcome in outcomes.values()), outcomes
+    return [outcomes[rank].value for rank in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("patched", "chosen", "bound"),
+    [(False, None, [0, 1]), (False, [3, 2], [3, 2]), (True, None, [None, None])],
+)
+def test_a_rank_binds_the_device_it_has_chosen_or_that_of_its_local_rank(patched, chosen, bound):
+    assert _on_one_host(2, _binds_by_itself, patched, chosen) == bound
+
+
+def _has_perhaps_no_device():
+    commkit.init_process_group("nccl", timeout=SOON)
+    bound = dist.group.WORLD.bound_device_id
+    commkit.destroy_process_group()
+    return bound
+
+
+def test_no_rank_binds_a_device_if_one_has_none_of_its_own():
+    size = ranks.DEVICES + 1
+    assert _on_one_host(size, _has_perhaps_no_device) == [None] * size
+
+
 def test_a_device_that_is_not_visible_is_an_error_before_anybody_is_waited_for():
     kind, said = ranks.run_ranks(1, _binds, 9)[0].value
     assert kind == "LaunchError"

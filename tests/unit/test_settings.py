@@ -23,6 +23,7 @@ GOOD = {
     "COMMKIT_SECRET": ("eight or more", "eight or more"),
     "COMMKIT_STORE": ("wire", "wire"),
     "COMMKIT_GROUPS": ("split", "split"),
+    "COMMKIT_BIND": ("off", "off"),
     "COMMKIT_LOG_DIR": ("/var/log/x", "/var/log/x"),
     "COMMKIT_REPORT": ("/var/log/x.json", "/var/log/x.json"),
     "COMMKIT_TREE_DEGREE": ("16", 16),
