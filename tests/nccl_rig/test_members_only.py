@@ -326,3 +326,19 @@ def test_a_split_that_a_rank_does_not_come_to_ends_and_names_it(dies):
             assert kind == "RankDied" and "rank 1 (pid " in text
         else:
             assert kind == "JoinTimeout" and "rank 1 did not come (rank 1 created no group)" in text
+
+
+def _local_synchronization():
+    rank = _start(True, patched=True)
+    total = None
+    if rank < 2:  # as torch says of it: the others need not call, and split nothing
+        total = _total(dist.new_group([0, 1], use_local_synchronization=rank == 0))
+    calls = ranks.calls()
+    everybody = _total(dist.new_group())
+    dist.destroy_process_group()
+    return total, everybody, calls["created"], calls["split"]
+
+
+def test_members_alone_create_a_group_where_the_device_is_bound():
+    results = [result.value for result in ranks.run_ranks(4, _local_synchronization)]
+    assert results == [(11, 1111, 2, 0)] * 2 + [(None, 1111, 1, 0)] * 2
