@@ -122,8 +122,13 @@ def init_process_group(
     registered, or COMMKIT_DISABLE=1, torch's own function does all the work.
 
     `layout` ("tp=8,pp=4,dp=-1", a Layout, or lists of ranks by family) is handed to new_groups once
-    the default group exists; get_group gives its groups.  `topology` is not available yet and must
-    be None.
+    the default group exists; get_group gives its groups.
+
+    `topology` moves whole hosts to other ranks, for traffic that crosses few switches: the path of
+    what `commkit place --emit perm` has written, or, together with `layout`, of a description of
+    the fabric (or a Fabric); None: COMMKIT_TOPOLOGY.  A process keeps its local rank; RANK, and
+    torchrun's GROUP_RANK and ROLE_RANK, are rewritten until the group is destroyed.  Ranks whose
+    files differ do not form a world.
 
     Raises UsageError (an argument), LaunchError (the environment), JoinTimeout naming the missing
     ranks and hosts, JoinError (duplicate rank, unequal world sizes, a group that could not be
@@ -139,8 +144,6 @@ def init_process_group(
                 f"{torch.__version__} takes {', '.join(_TORCH_PARAMETERS)}; commkit adds layout "
                 "and topology"
             )
-    if topology is not None:
-        raise UsageError(f"topology={topology!r}: not available in this version; leave it out")
     stock = functools.partial(
         _torch_init,
         backend=backend,
@@ -162,6 +165,10 @@ def init_process_group(
     leave_world()  # of a default group that ended unseen
     names = set() if store is not None else _check_backend(backend, device_id)
     reason = _reason_for_stock(backend, init_method, store)
+    if reason and topology is not None:
+        raise UsageError(
+            f"topology={topology!r}: {reason}, so that no rank can be moved; leave it out"
+        )
     if reason:
         if reason not in _told:
             _told.add(reason)
@@ -180,6 +187,17 @@ def init_process_group(
     declared = groups.as_layout(layout, spec.world_size) if layout is not None else None
     if settings.report and spec.rank == 0:
         report.check_path(settings.report)
+    moved: dict[str, str] = {}
+    if topology is not None or (settings.topology and spec.world_size > 1):
+        from commkit import reorder  # what it needs takes long to import, and few jobs need it
+
+        spec, moved = reorder.apply(
+            spec,
+            reorder.load(topology, settings),
+            layout if isinstance(layout, str) else declared,
+            settings,
+            deadline - time.monotonic(),
+        )
     lap("resolve")
     world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
     lap("join")
@@ -187,6 +205,7 @@ def init_process_group(
     live = _live = _Live(world)
     what = f"the default process group ({', '.join(sorted(names))})"
     try:
+        live.exported.replace(moved)
         live.exported.add(_variables(world, names))
         with world.creating():
             if device_id is None and "nccl" in names and settings.bind == "auto" and not as_torch:

@@ -17,6 +17,7 @@ class Exported:
 
     def __init__(self) -> None:
         self._mine: dict[str, str] = {}
+        self._before: dict[str, str] = {}
 
     def add(self, variables: Mapping[str, str]) -> None:
         """Sets each variable that has no value yet; what a launcher or the user set stays."""
@@ -24,12 +25,24 @@ class Exported:
             if name not in os.environ:
                 os.environ[name] = self._mine[name] = value
 
+    def replace(self, variables: Mapping[str, str]) -> None:
+        """Sets each variable, also those that have a value, which `withdraw` puts back."""
+        for name, value in variables.items():
+            if name in os.environ:
+                self._before[name] = os.environ[name]
+            os.environ[name] = self._mine[name] = value
+
     def withdraw(self) -> None:
         """Takes them back, so that the next world in this process is not read from this one's."""
         for name, value in self._mine.items():
-            if os.environ.get(name) == value:
+            if os.environ.get(name) != value:
+                continue
+            if name in self._before:
+                os.environ[name] = self._before[name]
+            else:
                 del os.environ[name]
         self._mine.clear()
+        self._before.clear()
 
 
 def described(name: str) -> str:

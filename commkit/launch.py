@@ -62,6 +62,8 @@ class HostIdentity:
     mntns: str
     hostname: str
     override: str = ""  # COMMKIT_HOST_ID
+    #: What files that describe the fabric may call it, the surest first.
+    names: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -89,16 +91,20 @@ class LaunchSpec:
     root: RootHint
     job_id: str
     patient_dns: bool = False  # retry an unresolvable name until the deadline, not for 10 s
+    #: Where a placement has moved this process: the rank that the launcher gave it, and the digest
+    #: and name of the placement, which agents compare.
+    launcher_rank: int | None = None
+    placement: str = ""
     origins: dict[str, str] = field(default_factory=dict)  # field -> "VARIABLE=value"
     ignored: tuple[str, ...] = ()  # variables of other launchers that were seen and not used
     doubts: tuple[str, ...] = ()  # what looks wrong but does not stop the job
 
 
-def host_identity(settings: Settings | None = None) -> HostIdentity:
+def host_identity(settings: Settings | None = None, node_name: str = "") -> HostIdentity:
     """This process's host: (boot id, network namespace), the mount namespace, the name to show.
 
     Reads /proc only: no subprocess, no resolver, no NVML.  Where /proc hides the boot id
-    (some sandboxes) the host's name stands in for it.
+    (some sandboxes) the host's name stands in for it.  `node_name` is the launcher's name of it.
     """
     settings = load() if settings is None else settings
     name = socket.gethostname()
@@ -112,7 +118,15 @@ def host_identity(settings: Settings | None = None) -> HostIdentity:
         mntns=launchers.namespace("mnt"),
         hostname=name,
         override=settings.host_id,
+        names=_names(settings, name, node_name),
     )
+
+
+def _names(settings: Settings, hostname: str, node_name: str) -> tuple[str, ...]:
+    for told in (settings.host_name, settings.host_id):
+        if told:
+            return (told,)
+    return tuple(dict.fromkeys(filter(None, (node_name, hostname))))
 
 
 def _first_bytes(path: str) -> bytes:
@@ -153,7 +167,7 @@ def resolve(
             "correct one of them (a heterogeneous Slurm step or ranks numbered a host need "
             "RANK and WORLD_SIZE of the whole job)"
         )
-    host = host_identity(settings)
+    host = host_identity(settings, v.peek("SLURMD_NODENAME"))
     if found.world_size == 1:
         root = RootHint("local")
         found.job_id = "/".join(filter(None, (settings.job_id, "one", _this_process())))

@@ -283,6 +283,7 @@ def _config(
         "world_size": str(spec.world_size),
         "local_rank": str(unknown if spec.local_rank is None else spec.local_rank),
         "local_size": str(unknown if spec.local_world_size is None else spec.local_world_size),
+        "placement": spec.placement,
         "dns_patience": "0" if spec.patient_dns else str(DNS_PATIENCE),
         "ifname": settings.ifname,
         "port": str(settings.root_port),
@@ -301,9 +302,10 @@ def _join_mpi(
     """Rank 0's agent binds a free port; one MPI_Bcast tells the others where and for which job."""
     mpi: Any = importlib.import_module("mpi4py.MPI")
     comm = mpi.COMM_WORLD
-    if comm.Get_rank() != spec.rank or comm.Get_size() != spec.world_size:
+    first = spec.rank if spec.launcher_rank is None else spec.launcher_rank
+    if comm.Get_rank() != first or comm.Get_size() != spec.world_size:
         raise JoinError(
-            f"rank {spec.rank} of {spec.world_size} from the environment is rank "
+            f"rank {first} of {spec.world_size} from the environment is rank "
             f"{comm.Get_rank()} of {comm.Get_size()} in MPI_COMM_WORLD; set MASTER_ADDR and "
             "MASTER_PORT, or start all ranks by one mpiexec"
         )
@@ -324,7 +326,7 @@ def _join_mpi(
             time.sleep(0.0005)
         return buffer.rstrip(b"\0").decode()
 
-    if spec.rank == 0:
+    if first == 0:
         nonce = secrets.token_hex(16)
         try:
             client = _C.Client(_config(spec, settings, nonce, nonce), left(), notice)

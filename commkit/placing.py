@@ -34,7 +34,7 @@ class Wish:
     """What a user asks for.  `work` says what families do; else `model` does, else ASSUMED."""
 
     hosts: tuple[str, ...]
-    layout: str
+    layout: str | Layout
     ranks_per_host: int = 8
     order: str = ORDER
     work: Mapping[str, Work] | None = None
@@ -164,7 +164,9 @@ def parse_model(text: str) -> Model:
 def families(wish: Wish) -> tuple[list[Family], list[str]]:
     """The families of a layout with what they do, and notes about what was assumed."""
     world = len(wish.hosts) * wish.ranks_per_host
-    whole = parse(wish.layout, world, order=wish.order)
+    whole = wish.layout
+    if isinstance(whole, str):
+        whole = parse(whole, world, order=wish.order)
     sizes = {name: family.sizes[1] for name, family in whole.families.items()}
     notes: list[str] = []
     wanted = wish.work
@@ -186,18 +188,20 @@ def families(wish: Wish) -> tuple[list[Family], list[str]]:
     named = _named(wish, whole, world, list(wanted))
     made = []
     for name, do in wanted.items():
-        groups = tuple(group for group in named[name] if len(group) > 1)
+        groups = tuple(group for group in named[name] if len(group) > 1) if name in named else ()
         if groups:
             made.append(Family(name, groups, do.collective, do.size, do.algorithm))
     if not made:
+        shown = wish.layout if isinstance(wish.layout, str) else ", ".join(whole.families)
         raise UsageError(
-            f"--layout {wish.layout}: no group has two ranks: there is nothing to place"
+            f"layout {shown}: no family of known traffic has a group of two ranks: there is "
+            "nothing to place"
         )
     return made, notes
 
 
 def _named(wish: Wish, whole: Layout, world: int, names: list[str]) -> Any:
-    if all(name in whole for name in names):
+    if not isinstance(wish.layout, str) or all(name in whole for name in names):
         return whole
     return parse(wish.layout, world, order=wish.order, families=",".join(names))
 

@@ -78,6 +78,23 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "where rank 0 writes, when the world ends, what each phase of the start-up took; the same "
         "on every rank",
     ),
+    "COMMKIT_TOPOLOGY": (
+        "the path of a file",
+        "unset",
+        "which host gets which ranks: what commkit place --emit perm has written, or, where "
+        "layout= is passed, a description of the fabric; the same on every rank",
+    ),
+    "COMMKIT_HOST_NAME": (
+        "1 to 253 letters, digits, '.', '-' and '_'",
+        "unset",
+        "this host's name in files that describe the fabric; unset: SLURMD_NODENAME and the "
+        "hostname, with or without a domain",
+    ),
+    "COMMKIT_PLACED": (
+        "RANK:RANK:PORT",
+        "unset",
+        "set by commkit run where it has rewritten RANK: the launcher's, the new one, MASTER_PORT",
+    ),
     "COMMKIT_TREE_DEGREE": (
         "1-4096",
         "unset",
@@ -109,6 +126,9 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         "COMMKIT_BIND": "auto|off",
         "COMMKIT_LOG_DIR": r"[^\0]+",
         "COMMKIT_REPORT": r"[^\0]+",
+        "COMMKIT_TOPOLOGY": r"[^\0]+",
+        "COMMKIT_HOST_NAME": r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}",
+        "COMMKIT_PLACED": r"\d{1,9}:\d{1,9}:[^:]*",
         "COMMKIT_TREE_DEGREE": r"\d{1,4}",
         "COMMKIT_HEARTBEAT": r"\d+(\.\d+)?",
     }.items()
@@ -132,6 +152,9 @@ class Settings:
     bind: str = "auto"
     log_dir: str = ""
     report: str = ""
+    topology: str = ""
+    host_name: str = ""
+    placed: str = ""
     tree_degree: int = 0
     heartbeat: float = 10.0
 
@@ -215,6 +238,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         log_dir=os.path.abspath(text("COMMKIT_LOG_DIR") or _default_log_dir(env)),
         # Written at the end, when the directory may be another.
         report=os.path.abspath(path) if (path := text("COMMKIT_REPORT")) else "",
+        topology=os.path.abspath(path) if (path := text("COMMKIT_TOPOLOGY")) else "",
+        host_name=text("COMMKIT_HOST_NAME"),
+        placed=text("COMMKIT_PLACED"),
         heartbeat=float(beat or 10.0),
         tree_degree=int(degree or 0),
     )

@@ -67,6 +67,11 @@ def permutation(host_of: Sequence[int], given: Sequence[str], ranks_per_host: in
     return Permutation(tuple(rank), tuple(given), ranks_per_host)
 
 
+def is_permutation(text: str) -> bool:
+    """Whether `text` is meant to be one, be it damaged: what else there is are fabrics."""
+    return re.search(rf'"format"\s*:\s*"{FORMAT}"', text) is not None
+
+
 def read_permutation(text: str, source: str = "placement") -> Permutation:
     """The opposite of `Permutation.text`; UsageError naming `source` and what is wrong in it."""
 
@@ -86,6 +91,8 @@ def read_permutation(text: str, source: str = "placement") -> Permutation:
         raise wrong(f"ranks_per_host {each!r}: expected a number from 1 on")
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
         raise wrong("hosts: expected a list of names")
+    if len(set(hosts)) != len(hosts):
+        raise wrong(f"hosts: {next(h for h in hosts if hosts.count(h) > 1)!r} occurs twice")
     if not isinstance(rank, list) or not all(type(r) is int for r in rank):
         raise wrong("rank: expected a list of ranks")
     if sorted(rank) != list(range(len(hosts) * each)):

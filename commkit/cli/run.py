@@ -41,8 +41,13 @@ def command(module: str | None, arguments: tuple[str, ...]) -> None:
     """
     if module is None and not arguments:
         raise UsageError("run: expected SCRIPT or -m MODULE; see 'commkit run --help'")
-    if not load().disable:
+    settings = load()
+    if not settings.disable:
         patch.install()
+        if settings.topology:
+            from commkit import reorder
+
+            reorder.rewrite_environment(os.environ, settings)
     if module is not None:
         sys.argv = [module, *arguments]  # what a package's __init__ sees before its main runs
         _set_first_path(os.getcwd())

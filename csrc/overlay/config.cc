@@ -93,6 +93,7 @@ Config Config::parse(const Fields& fields) {
   c.root_key = in.text("root_key");
   c.world_size = in.whole("world_size", 1, 1, 1 << 24);
   c.local_size = in.whole("local_size", -1, -1, 1 << 16);
+  c.placement = in.text("placement");
   c.dns_patience = in.number("dns_patience", 10, 0, 1e9);
   c.ifname = in.text("ifname");
   c.port = static_cast<uint16_t>(in.whole("port", 0, 0, 65535));
@@ -103,6 +104,20 @@ Config Config::parse(const Fields& fields) {
   c.heartbeat = in.number("heartbeat", 10, 0.1, 3600);
   c.degree = in.whole("degree", 0, 0, 4096);
   return c;
+}
+
+std::string placement_conflict(const std::string& who, const std::string& placement,
+                               const std::string& other, const std::string& others_placement) {
+  auto digest = [](const std::string& text) { return text.substr(0, text.find(' ')); };
+  if (digest(placement) == digest(others_placement)) return "";
+  auto shown = [&](const std::string& text) {
+    if (text.empty()) return std::string("none");
+    size_t blank = text.find(' ');
+    return (blank == std::string::npos ? "" : text.substr(blank + 1) + " ") + "(" +
+           digest(text).substr(0, 12) + ")";
+  };
+  return who + " has the placement " + shown(placement) + ", but " + other + " has " +
+         shown(others_placement) + "; give every rank the same topology= or COMMKIT_TOPOLOGY";
 }
 
 std::string Config::job_hash() const {

@@ -29,6 +29,8 @@ struct Config {
   std::string root_key;
   int world_size = 1;
   int local_size = -1;
+  // Digest of the order of hosts that moved the ranks, a blank, its file; "": none did.
+  std::string placement;
   double dns_patience = 10;  // seconds; 0: until the deadline
   std::string ifname;
   uint16_t port = 0;  // the root's own port, 0: any
@@ -46,5 +48,9 @@ struct Config {
   // The abstract Unix socket of this host's agent, without the leading NUL.
   std::string agent_name() const;
 };
+
+// Why ranks of two hosts, or two ranks, cannot be of one world; "" if both were moved alike.
+std::string placement_conflict(const std::string& who, const std::string& placement,
+                               const std::string& other, const std::string& others_placement);
 
 }  // namespace commkit

@@ -42,7 +42,8 @@ std::string Hello::encode(const std::string& nonce) const {
   double age = born > 0 ? std::clamp((now() - born) * 1000, 0.0, 4e9) : 0;
   w.u32(kMagic).u8(kind).str(job).str(host).str(release);
   w.u64(session).i32(index).i32(world_size).i32(local_size);
-  w.str(machine)
+  w.str(placement)
+      .str(machine)
       .u32(uid)
       .u32(pid)
       .u32(static_cast<uint32_t>(age))
@@ -73,6 +74,7 @@ Hello Hello::decode(std::string_view payload, std::string& nonce) {
   h.index = r.i32();
   h.world_size = r.i32();
   h.local_size = r.i32();
+  h.placement = r.str();
   h.machine = r.str();
   h.uid = r.u32();
   h.pid = r.u32();

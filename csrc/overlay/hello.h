@@ -47,6 +47,7 @@ struct Hello : HelloStart {
   int32_t index = -1;    // child and mesh: the initiator's index in the tree
   int32_t world_size = 0;
   int32_t local_size = -1;  // -1: unknown
+  std::string placement;    // Config::placement
   std::string machine;      // boot id and network namespace: loopback addresses are good inside it
   uint32_t uid = 0;
   uint32_t pid = 0;

@@ -82,6 +82,7 @@ Hello Session::hello(HelloKind kind) const {
   h.index = index_;
   h.world_size = config_.world_size;
   h.local_size = config_.local_size;
+  h.placement = config_.placement;
   h.machine = config_.machine;
   h.host = config_.host_name;
   h.release = release();
@@ -114,6 +115,16 @@ void Session::add_rank(const RankPtr& conn) {
                                  ", but " + "rank " + std::to_string(ranks_.begin()->first) +
                                  " says " + std::to_string(config_.world_size) +
                                  "; start every rank with the same world size");
+  }
+  if (c.placement != config_.placement) {
+    std::string here = " on host " + config_.host_name;
+    std::string why = placement_conflict(who + here, c.placement,
+                                         "rank " + std::to_string(ranks_.begin()->first) + here,
+                                         config_.placement);
+    if (!why.empty()) {
+      extras_.push_back(conn);
+      return fail_join("join", why);
+    }
   }
   if (auto it = ranks_.find(conn->rank); it != ranks_.end()) {
     extras_.push_back(conn);

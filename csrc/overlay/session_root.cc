@@ -194,16 +194,21 @@ void Session::publish_root(int tries) {
 }
 
 void Session::add_contact(StreamPtr stream, Hello h) {
+  std::string wrong;
   if (h.world_size != config_.world_size) {
-    std::string text = "host " + h.host + " says the world size is " +
-                       std::to_string(h.world_size) + ", but host " + config_.host_name + " says " +
-                       std::to_string(config_.world_size) +
-                       "; start every rank with the same world size";
+    wrong = "host " + h.host + " says the world size is " + std::to_string(h.world_size) +
+            ", but host " + config_.host_name + " says " + std::to_string(config_.world_size) +
+            "; start every rank with the same world size";
+  } else if (h.placement != config_.placement) {
+    wrong = placement_conflict("host " + h.host, h.placement, "host " + config_.host_name,
+                               config_.placement);
+  }
+  if (!wrong.empty()) {
     Writer w;
-    w.str("join").str(text);
+    w.str("join").str(wrong);
     stream->send_frame(kFailDown, w.take());
     stream->close_when_sent();
-    return fail_join("join", text);
+    return fail_join("join", wrong);
   }
   std::string who = h.agent();
   auto [known, fresh] = root_->index_of.emplace(who, static_cast<int>(root_->hosts.size()));

@@ -31,9 +31,11 @@ def test_an_unknown_argument_is_python_s_error():
         commkit.init_process_group(backnd="gloo")
 
 
-def test_arguments_of_later_versions_are_refused():
-    with pytest.raises(commkit.UsageError, match=r"^topology='x\.toml': not available"):
+def test_a_topology_that_cannot_be_used_is_refused_before_anybody_is_waited_for():
+    with pytest.raises(commkit.UsageError, match=r"^topology=x\.toml: No such file"):
         commkit.init_process_group("gloo", topology="x.toml")
+    with pytest.raises(commkit.UsageError, match=r"^topology='x\.toml': the fake backend has no"):
+        commkit.init_process_group("fake", topology="x.toml", rank=0, world_size=2)
 
 
 def test_a_layout_that_does_not_fit_the_world_is_refused_before_anybody_is_waited_for(monkeypatch):

@@ -56,6 +56,13 @@ def read(path: str, format: str | None = None, choose: str | None = None) -> Fab
     Raises TopologyError (file, line, column), NoTopology where nothing is said about places, and
     UsageError for what cannot be read at all.
     """
+    file, note = file_of(path)
+    fabric = read_text(content(file), str(file), format, choose)
+    return replace(fabric, notes=(note, *fabric.notes)) if note else fabric
+
+
+def file_of(path: str) -> tuple[Path, str]:
+    """The file that `path` stands for, and what there is to say about the choice."""
     file = Path(path)
     note = ""
     if file.is_dir():
@@ -71,8 +78,7 @@ def read(path: str, format: str | None = None, choose: str | None = None) -> Fab
         note = (
             f"{_SLURM[1]} was read as asked; Slurm ignores it, for there is a {_SLURM[0]} beside it"
         )
-    fabric = read_text(_content(file), str(file), format, choose)
-    return replace(fabric, notes=(note, *fabric.notes)) if note else fabric
+    return file, note
 
 
 def read_text(
@@ -99,7 +105,8 @@ def read_text(
     return fabric
 
 
-def _content(file: Path) -> str:
+def content(file: Path) -> str:
+    """The text of a file; UsageError if it cannot be read, TopologyError if it is no text."""
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
