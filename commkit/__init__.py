@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         init_process_group,
         new_group,
         new_groups,
+        running_topology,
         split_group,
         start_report,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "new_group",
     "new_groups",
     "patch",
+    "running_topology",
     "split_group",
     "start_report",
 ]

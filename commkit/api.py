@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import torch
@@ -53,6 +53,10 @@ from commkit.layout import Layout
 from commkit.settings import load
 from commkit.store import open_store
 from commkit.trouble import Task, attend, explain, first_line
+
+if TYPE_CHECKING:
+    from commkit.observed import Running
+    from commkit.topology.fabric import Fabric
 
 log = logging.getLogger("commkit")
 
@@ -291,6 +295,23 @@ def start_report(*, first_use: bool = False, timeout: float = 300.0) -> dict[str
         log.warning("start_report: torch started this world by itself; there is no report")
         return None
     return report.start(_live.world, _phases, first_use, timeout)
+
+
+def running_topology(network: Fabric | None = None, *, timeout: float = 300.0) -> Running | None:
+    """What the hosts of this job are: accelerators, NICs, NUMA nodes and the ways between them.
+
+    Every rank calls it; rank 0 gets the hosts in rank order with their ranks, the others None.
+    `network` (commkit.topology.read of a file, at rank 0) adds switches, matched by host names.
+
+    None on every rank, with a warning, where torch started the world by itself.  Raises
+    OverlayTimeout naming who did not come within `timeout` seconds, RankDied.
+    """
+    if _live is None:
+        log.warning("running_topology: torch started this world by itself; nobody is asked")
+        return None
+    from commkit import observed
+
+    return observed.gather(_live.world, network, busid=devices.address(), timeout=timeout)
 
 
 def _report() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from commkit.environ import described
@@ -77,6 +79,17 @@ def claim(world: World, device_id: torch.device | int | None) -> bool:
             f"({described('LOCAL_RANK')}, {described('CUDA_VISIBLE_DEVICES')})"
         )
     return True
+
+
+def address() -> str:
+    """PCI address of the CUDA device that this process uses, "" where it uses none so far."""
+    cuda: Any = torch.cuda
+    if not cuda.is_available() or not cuda.is_initialized():
+        return ""
+    found: Any = cuda.get_device_properties(cuda.current_device())
+    if not hasattr(found, "pci_domain_id"):
+        return ""  # an older torch
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
 def _index(device_id: torch.device | int | None) -> int | None:

@@ -32,6 +32,7 @@ class Device:
     numa: int | None = None
     cpus: str | None = None  #: "0-31,64-95", as the kernel writes lists
     model: str | None = None
+    id: str | None = None  #: its UUID, "GPU-..."
 
 
 @dataclass(frozen=True, slots=True)

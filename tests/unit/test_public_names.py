@@ -15,7 +15,7 @@ PUBLIC = """
     CommkitError DigestMismatch JoinError JoinTimeout LaunchError LayoutError LayoutTypeError
     NoTopology OverlayError OverlayTimeout RankDied TopologyError UsageError WrongData
     __version__ destroy_process_group device_mesh get_group get_groups init_process_group
-    new_group new_groups patch split_group start_report
+    new_group new_groups patch running_topology split_group start_report
 """.split()
 
 

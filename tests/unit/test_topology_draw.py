@@ -191,7 +191,7 @@ def test_convert_writes_what_can_be_read_again(topo, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["show"], 2, "expected a FILE, or --here for this host"),
+        (["show"], 2, "expected a FILE, --here for this host or --running"),
         (["show", "/nowhere"], 2, "/nowhere: No such file"),
         (["show", RECORDED / "slurm-lexer.json"], 2, "no known topology format"),
         (["show", RECORDED / "ec2.json", "--format", "x"], 2, "format 'x': expected one of toml"),

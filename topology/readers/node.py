@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,15 @@ def _with_nvml(nvml: Any, gpus: list[Device], kinds: dict[tuple[str, str], str])
     by_address = {gpu.busid: gpu for gpu in gpus}
     links: dict[str, dict[str, int]] = {}
     models: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for i in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(i)
         gpu = by_address.get(_short(nvml.nvmlDeviceGetPciInfo(handle).busId))
         if gpu is None:
             continue
         model = nvml.nvmlDeviceGetName(handle)
-        models[gpu.name] = model.decode() if isinstance(model, bytes) else str(model)
+        models[gpu.name] = _plain(model)
+        ids[gpu.name] = _plain(nvml.nvmlDeviceGetUUID(handle))
         ends = links.setdefault(gpu.name, {})
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             try:
@@ -183,15 +186,17 @@ def _with_nvml(nvml: Any, gpus: list[Device], kinds: dict[tuple[str, str], str])
         count = direct or min(links.get(a, {}).get("", 0), links.get(b, {}).get("", 0))
         if count and (a, b) in kinds:
             kinds[a, b] = f"NV{count}"
-    return [
-        Device(g.name, g.busid, g.numa, g.cpus, models.get(g.name, g.model or "") or None)
-        for g in gpus
-    ]
+    return [replace(g, model=models.get(g.name) or g.model, id=ids.get(g.name)) for g in gpus]
+
+
+def _plain(text: str | bytes) -> str:
+    """Old versions of pynvml return bytes."""
+    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def _short(bus: str | bytes) -> str:
     """NVML's 00000000:1B:00.0 -> 0000:1b:00.0."""
-    text = (bus.decode() if isinstance(bus, bytes) else bus).lower()
+    text = _plain(bus).lower()
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
