@@ -95,6 +95,20 @@ def cuts(graph: Graph, where: Sequence[int], parts: int) -> list[float]:
     return out
 
 
+def cut_of(graph: Graph, left: Sequence[bool]) -> float:
+    """What the nodes with left[i] exchange with the others: cuts() for two parts."""
+    total = 0.0
+    for row, here in zip(graph.neighbours, left, strict=True):
+        if here:
+            for j, weight in row:
+                if not left[j]:
+                    total += weight
+    for members, weight in graph.cliques:
+        inside = sum(left[i] for i in members)
+        total += weight * inside * (len(members) - inside)
+    return total
+
+
 def bisect(graph: Graph, left: Sequence[bool], passes: int = 4, patience: int = 60) -> list[bool]:
     """A division into two with the same sizes and no larger a cut.
 
@@ -199,6 +213,7 @@ class Parts:
                 count[self.where[i]] = count.get(self.where[i], 0) + 1
             self.counts.append(count)
         self._moves: list[list[tuple[float, int, int]] | None] = [None] * len(distance)
+        self._gains: list[list[tuple[int, float]] | None] = [None] * graph.nodes
         #: (node, part it was in) of every move since the last `keep`.
         self._log: list[tuple[int, int]] = []
 
@@ -228,11 +243,6 @@ class Parts:
             found[where[i]] -= weight
         return found
 
-    def gain(self, i: int, target: int) -> float:
-        """What the cost falls by if node i moves to `target`, but for the overload."""
-        here, there = self.distance[self.where[i]], self.distance[target]
-        return sum(weight * (here[p] - there[p]) for p, weight in self.towards(i).items())
-
     def move(self, i: int, target: int) -> float:
         """Move node i; what the whole cost falls by."""
         source, links = self.where[i], self.towards(i)
@@ -256,6 +266,13 @@ class Parts:
             count[source] -= 1
             if not count[source]:
                 del count[source]
+        gains = self._gains
+        gains[i] = None
+        for j, _ in self.graph.neighbours[i]:
+            gains[j] = None
+        for q in self.graph.member_of[i]:
+            for j in self.graph.cliques[q][0]:
+                gains[j] = None
         self._moves[source] = self._moves[target] = None
         for p in links:
             self._moves[p] = None
@@ -266,24 +283,34 @@ class Parts:
         known = self._moves[p]
         if known is None:
             best: dict[int, tuple[float, int]] = {}
-            distance = self.distance
-            here = distance[p]
+            gains = self._gains
             for i in sorted(self.members[p]):
-                links = self.towards(i)
-                if len(links) == 1 and p in links:
-                    continue
-                for target in links:
-                    if target == p:
-                        continue
-                    there = distance[target]
-                    g = 0.0
-                    for part, weight in links.items():
-                        g += weight * (here[part] - there[part])
+                some = gains[i]
+                if some is None:
+                    some = gains[i] = self._gains_of(i)
+                for target, g in some:
                     if target not in best or g > best[target][0]:
                         best[target] = (g, i)
             known = sorted(((g, i, t) for t, (g, i) in best.items()), reverse=True)[: self.WIDTH]
             self._moves[p] = known
         return known
+
+    def _gains_of(self, i: int) -> list[tuple[int, float]]:
+        """(target, gain) of the parts that node i has to do with, other than its own."""
+        links, here = self.towards(i), self.where[i]
+        if len(links) == 1 and here in links:
+            return []
+        stay = 0.0
+        for part, weight in links.items():
+            stay += weight * self.distance[here][part]
+        found = []
+        for target in links:
+            if target != here:
+                there, g = self.distance[target], stay
+                for part, weight in links.items():
+                    g -= weight * there[part]
+                found.append((target, g))
+        return found
 
     def best_cycle(self, start: int) -> tuple[float, list[tuple[int, int]]]:
         """The cycle of parts through `start` that promises most: (promise, [(node, target)])."""

@@ -12,6 +12,7 @@ the same answer, and renaming hosts renames the answer.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from commkit.errors import UsageError
 from commkit.topology.grid import Grid, grids, walks
-from commkit.topology.partition import Graph, Parts, bisect, cuts
+from commkit.topology.partition import Graph, Parts, bisect, cut_of
 from commkit.topology.score import Least, Score, Scorer
 from commkit.topology.seats import Seats
 from commkit.topology.traffic import Demand
@@ -237,23 +238,24 @@ class _Search:
                 break
         splits.sort(key=lambda i: abs(2 * sizes[i - 1] - sizes[-1]))
         sub = self.graph.part(nodes)
+        sweeps = list(self._sweeps(sub, nodes))
         tried: list[tuple[float, int, list[bool]]] = []
         for split in splits[:2]:
             n = sizes[split - 1]
             weight = math.sqrt(min(n, len(nodes) - n))
-            for sweep in self._sweeps(sub, nodes):
+            for sweep in sweeps:
                 for some in (sweep[:n], sweep[len(nodes) - n :]):
                     left = [False] * len(nodes)
                     for a in some:
                         left[a] = True
-                    tried.append((cuts(sub, left, 2)[1] / weight, split, left))
+                    tried.append((cut_of(sub, left) / weight, split, left))
         tried.sort(key=lambda item: item[:2])
         patience = max(40, len(nodes) // 20)
         best: tuple[float, int, list[bool]] | None = None
         for _, split, left in tried[:2]:
             n = sizes[split - 1]
             left = bisect(sub, left, 3, patience)
-            cost = cuts(sub, left, 2)[1] / math.sqrt(min(n, len(nodes) - n))
+            cost = cut_of(sub, left) / math.sqrt(min(n, len(nodes) - n))
             if best is None or cost < best[0]:
                 best = (cost, split, left)
         assert best is not None
@@ -261,19 +263,33 @@ class _Search:
 
     def _sweeps(self, sub: Graph, nodes: Sequence[int]) -> Iterator[list[int]]:
         """Orders of 0..len(nodes)-1 whose beginnings are compact."""
-        grid = self.grid
-        if grid is None:
+        if self.grid is None:
             yield _breadth_first(sub)
             return
+        for place in self._places:
+            keys = [place[v] for v in nodes]
+            yield sorted(range(len(nodes)), key=keys.__getitem__)
+
+    @functools.cached_property
+    def _places(self) -> list[list[int]]:
+        """Of every sweep through the whole grid, by two axes to and fro: the place of each host."""
+        grid = self.grid
+        assert grid is not None
         axes = [k for k, size in enumerate(grid.axes) if size > 1]
+        made = []
         for first in axes:
             for second in [k for k in axes if k != first] or [first]:
                 rest = [grid.at[k] for k in axes if k not in (first, second)]
                 x, y = grid.at[first], grid.at[second]
                 keys = [
-                    (x[v], y[v] if x[v] % 2 == 0 else -y[v], *(at[v] for at in rest)) for v in nodes
+                    (x[v], y[v] if x[v] % 2 == 0 else -y[v], *(at[v] for at in rest))
+                    for v in range(self.demand.hosts)
                 ]
-                yield sorted(range(len(nodes)), key=keys.__getitem__)
+                place = [0] * len(keys)
+                for number, v in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
+                    place[v] = number
+                made.append(place)
+        return made
 
     # --- improvement -------------------------------------------------------------------------
 

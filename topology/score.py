@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from commkit.topology.traffic import Demand, HostFamily
 
 #: Objective -> what its terms weigh: bytes, fullest group, time of hashed flows.
 OBJECTIVES = {"time": (1.0, 1.0, 5.0), "bytes": (1.0, 1.0, 0.0)}
+
+#: A family whose edges carry so few different amounts is counted amount by amount.
+_AMOUNTS = 4
 
 
 @dataclass(frozen=True)
@@ -170,9 +174,16 @@ class _Family:
             else:
                 self.edges += group.each(family.pattern)
         self.rails = max((len(group.rails) for group in family.groups), default=1)
-        #: What each edge carries, if all carry the same.
+        #: Edges by what each carries, each pair once if both directions carry the same; None where
+        #: there are too many amounts for that to be quicker.
+        self.symmetric = _symmetric(self.edges)
+        self.alike: dict[float, list[tuple[int, int]]] | None = None
         amounts = {amount for _, _, amount in self.edges}
-        self.even = amounts.pop() if len(amounts) == 1 and not self.cliques else None
+        if len(amounts) <= _AMOUNTS and not self.cliques:
+            self.alike = {amount: [] for amount in amounts}
+            for a, b, amount in self.edges:
+                if a < b or not self.symmetric:
+                    self.alike[amount].append((a, b))
         self._nic: float | None = None
 
     def busiest_nic(self, hosts: int) -> float:
@@ -202,18 +213,8 @@ class _Family:
         self, at: Sequence[int], groups: int
     ) -> tuple[list[tuple[int, float, float]], list[tuple[int, float, float]]]:
         """For each group, out of it and into it: (flows, bytes, sum of squares of bytes)."""
-        if self.even is not None:
-            there, back = [0] * groups, [0] * groups
-            for a, b, _ in self.edges:
-                source, target = at[a], at[b]
-                if source != target:
-                    there[source] += 1
-                    back[target] += 1
-            each = self.even
-            return (
-                [(n, n * each, n * each * each) for n in there],
-                [(n, n * each, n * each * each) for n in back],
-            )
+        if self.alike is not None:
+            return self._alike_flows(self.alike, at, groups)
         counts = ([0] * groups, [0] * groups)
         sums = ([0.0] * groups, [0.0] * groups)
         squares = ([0.0] * groups, [0.0] * groups)
@@ -238,6 +239,40 @@ class _Family:
             list(zip(counts[0], sums[0], squares[0], strict=True)),
             list(zip(counts[1], sums[1], squares[1], strict=True)),
         )
+
+    def _alike_flows(
+        self, alike: dict[float, list[tuple[int, int]]], at: Sequence[int], groups: int
+    ) -> tuple[list[tuple[int, float, float]], list[tuple[int, float, float]]]:
+        sides: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for pairs in alike.values():
+            there, back = [0] * groups, [0] * groups
+            for a, b in pairs:
+                source, target = at[a], at[b]
+                if source != target:
+                    there[source] += 1
+                    back[target] += 1
+            if self.symmetric:
+                there = back = [m + n for m, n in zip(there, back, strict=True)]
+            sides[0].append(there)
+            sides[1].append(back)
+        out, into = (
+            [
+                (
+                    sum(counts),
+                    sum(n * each for n, each in zip(counts, alike, strict=True)),
+                    sum(n * each * each for n, each in zip(counts, alike, strict=True)),
+                )
+                for counts in zip(*side, strict=True)
+            ]
+            for side in sides
+        )
+        return out, into
+
+
+def _symmetric(edges: Sequence[tuple[int, int, float]]) -> bool:
+    """Whether every edge has an opposite one that carries as much."""
+    there = Counter((a, b, amount) for a, b, amount in edges)
+    return all(there[b, a, amount] == times for (a, b, amount), times in there.items())
 
 
 def _count(members: Sequence[int], at: Sequence[int]) -> dict[int, int]:
