@@ -18,6 +18,7 @@ from commkit.topology.hostlist import expand
 from commkit.topology.model import Model, Work, work
 from commkit.topology.paths import Advice, advice
 from commkit.topology.placement import Plan, place
+from commkit.topology.readers.source import content
 from commkit.topology.repair import repair
 from commkit.topology.score import Score, Scorer
 from commkit.topology.seats import Seats, seats_of
@@ -101,9 +102,9 @@ def host_names(text: str) -> tuple[str, ...]:
         return tuple(expand(text))
     path = Path(text[1:])
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise UsageError(f"--hosts {text}: {error.strerror}: expected a file") from None
+        lines = content(path).splitlines()
+    except UsageError as error:
+        raise UsageError(f"--hosts @{error}") from None
     names = [line.partition("#")[0].split() for line in lines]
     found = tuple(words[0].partition(":")[0] for words in names if words)
     if not found:
@@ -151,10 +152,14 @@ def parse_model(text: str) -> Model:
         if not equals or name not in known:
             raise UsageError(f"--model {item!r}: expected NAME=NUMBER, NAME of {', '.join(known)}")
         try:
-            number = float(value)
+            number: float = float(value)
         except ValueError:
             raise UsageError(f"--model {item!r}: {value!r} is no number") from None
-        given[name] = int(number) if known[name].type == "int" else number
+        if known[name].type == "int":
+            if not number.is_integer():
+                raise UsageError(f"--model {item!r}: expected a whole number")
+            number = int(number)
+        given[name] = number
     missing = [n for n in ("parameters", "layers", "hidden", "sequence") if n not in given]
     if missing:
         raise UsageError(f"--model {text!r}: {', '.join(missing)} missing: expected {missing[0]}=N")
@@ -212,8 +217,7 @@ def placed(wish: Wish, fabric: Fabric) -> Placed:
     Raises UsageError for what does not fit together, TopologyError for hosts without a common
     network, NoTopology where the fabric says nothing about any of the hosts.
     """
-    if wish.ranks_per_host < 1:
-        raise UsageError(f"--ranks-per-host {wish.ranks_per_host}: expected 1 or more")
+    _check(wish)
     job = fabric.select(wish.hosts)
     some, notes = families(wish)
     seats = seats_of(
@@ -252,6 +256,20 @@ def placed(wish: Wish, fabric: Fabric) -> Placed:
         tuple(notes),
         tuple(scorer.busiest(plan.host_of)),
     )
+
+
+def _check(wish: Wish) -> None:
+    """Numbers that nothing can be computed with: 0, below 0, infinite, NaN, absurd."""
+    for name, value, most in (
+        ("--ranks-per-host", wish.ranks_per_host, 1024),
+        ("--queue-pairs", wish.queue_pairs, 128),  # NCCL's own limit
+        ("--uplinks", wish.uplinks, 65536),
+    ):
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"{name} {value}: expected 1 to {most}")
+    for name, speed in (("--uplink-gbps", wish.uplink_gbps), ("--nic-gbps", wish.nic_gbps)):
+        if speed is not None and not 0.001 <= speed <= 1e6:
+            raise UsageError(f"{name} {speed}: expected 0.001 to 1000000")
 
 
 def _inside(some: Sequence[Family], wish: Wish, wanted: Demand, fabric: Fabric) -> list[str]:
@@ -323,6 +341,9 @@ def repaired(
     wish: Wish, fabric: Fabric, lost: Sequence[str], spares: Sequence[str], moves: int
 ) -> Repaired:
     """wish.hosts is the order of the running job; `spares` take the places of `lost`."""
+    _check(wish)
+    if moves < 0:
+        raise UsageError(f"--moves {moves}: expected 0 or more")
     for name in lost:
         if name not in wish.hosts:
             raise UsageError(f"--lost {name}: not one of --hosts")

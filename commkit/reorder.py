@@ -28,6 +28,7 @@ from commkit.topology import readers
 from commkit.topology.emit import Permutation, is_permutation, permutation, read_permutation
 from commkit.topology.fabric import Fabric
 from commkit.topology.plain import to_plain
+from commkit.topology.readers.source import content
 
 log = logging.getLogger("commkit")
 
@@ -77,7 +78,7 @@ def load(topology: object, settings: Settings) -> Topology:
         )
     where = f"{name}={path}"
     try:
-        text = readers.content(readers.file_of(path)[0])
+        text = content(readers.file_of(path)[0])
     except UsageError as error:
         raise type(error)(f"{name}={error}") from None
     if is_permutation(text):

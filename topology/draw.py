@@ -12,6 +12,7 @@ from commkit.topology.build import natural
 from commkit.topology.fabric import Fabric, Host, Level
 from commkit.topology.hostlist import compress
 from commkit.topology.inside import nearest_nics
+from commkit.topology.readers.source import printable
 
 #: Entries below one switch or on one line, before the rest is only counted.
 LIMIT = 24
@@ -19,7 +20,7 @@ LIMIT = 24
 
 def tree(fabric: Fabric, limit: int = LIMIT) -> Tree:
     """Groups of hosts by the switches that join them, the farthest first, then notes."""
-    root = Tree(Text(summary(fabric)))
+    root = Tree(_text(summary(fabric)))
     levels = fabric.levels()
     if levels:
         last = levels[-1]
@@ -30,12 +31,16 @@ def tree(fabric: Fabric, limit: int = LIMIT) -> Tree:
     for host in known[:limit]:
         _inside(root, host, limit)
     if lost and not known:
-        root.add(Text(f"no known place: {_names([host.name for host in lost])}"))
+        root.add(_text(f"no known place: {_names([host.name for host in lost])}"))
     elif len(known) > limit:
-        root.add(Text(f"... {len(known) - limit:,} more"))
+        root.add(_text(f"... {len(known) - limit:,} more"))
     for note in fabric.notes:
-        root.add(Text(f"note: {note}"))
+        root.add(_text(f"note: {note}"))
     return root
+
+
+def _text(line: str) -> Text:
+    return Text(printable(line))
 
 
 def summary(fabric: Fabric) -> str:
@@ -75,7 +80,7 @@ def _branch(
             if below.switches[only] == level.switches[group]:
                 _branch(above, fabric, levels, at - 1, only, limit)
                 return
-    place = above.add(Text(_label(fabric, level, group, len(hosts))))
+    place = above.add(_text(_label(fabric, level, group, len(hosts))))
     if below is None:
         _hosts(place, fabric, hosts)
         return
@@ -84,7 +89,7 @@ def _branch(
     for child in inner[:limit]:
         _branch(place, fabric, levels, at - 1, child, limit)
     if len(inner) > limit:
-        place.add(Text(f"... {len(inner) - limit:,} more"))
+        place.add(_text(f"... {len(inner) - limit:,} more"))
     if direct:
         _hosts(place, fabric, direct)
 
@@ -105,28 +110,28 @@ def _hosts(place: Tree, fabric: Fabric, hosts: Sequence[int]) -> None:
     for i in hosts:
         by_domain.setdefault(fabric.hosts[i].domain, []).append(fabric.hosts[i].name)
     for domain, names in by_domain.items():
-        place.add(Text(_names(names) + ("" if domain is None else f"  ({domain})")))
+        place.add(_text(_names(names) + ("" if domain is None else f"  ({domain})")))
 
 
 def _inside(place: Tree, host: Host, limit: int) -> None:
     """Devices with the NIC to use, for hosts that are known from within."""
     chosen = nearest_nics(host)
     kinds = {(a, b): kind for a, b, kind in host.paths}
-    inner = place.add(Text(host.name))
+    inner = place.add(_text(host.name))
     for device in (host.devices or ())[:limit]:
         parts = [device.name, device.model, device.busid]
         if device.numa is not None:
             parts.append(f"NUMA {device.numa}")
         if nearest := chosen.get(device.name):
             parts.append(f"→ {nearest} ({kinds.get((device.name, nearest), '?')})")
-        inner.add(Text("  ".join(part for part in parts if part)))
+        inner.add(_text("  ".join(part for part in parts if part)))
     for nic in host.nics[:limit]:
         parts = [nic.name or "?", nic.busid]
         if nic.gbps is not None:
             parts.append(f"{nic.gbps:g} Gbit/s")
         if nic.numa is not None:
             parts.append(f"NUMA {nic.numa}")
-        inner.add(Text("  ".join(part for part in parts if part)))
+        inner.add(_text("  ".join(part for part in parts if part)))
 
 
 def _names(names: Sequence[str]) -> str:

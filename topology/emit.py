@@ -80,7 +80,7 @@ def read_permutation(text: str, source: str = "placement") -> Permutation:
 
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"not JSON: {error}") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise wrong(f'expected a JSON object with "format": "{FORMAT}"')
@@ -95,7 +95,7 @@ def read_permutation(text: str, source: str = "placement") -> Permutation:
         raise wrong(f"hosts: {next(h for h in hosts if hosts.count(h) > 1)!r} occurs twice")
     if not isinstance(rank, list) or not all(type(r) is int for r in rank):
         raise wrong("rank: expected a list of ranks")
-    if sorted(rank) != list(range(len(hosts) * each)):
+    if len(rank) != len(hosts) * each or sorted(rank) != list(range(len(rank))):
         raise wrong(
             f"rank: expected each of 0 to {len(hosts) * each - 1} once, {each} for each of "
             f"{len(hosts)} hosts"

@@ -22,6 +22,9 @@ from commkit.errors import TopologyError
 
 _Number = TypeVar("_Number", int, float)
 
+#: More layers of switches than any network has.  Slurm stops at 20.
+MAX_LAYERS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -144,6 +147,11 @@ class Fabric:
         for switch in self.switches:
             if switch.layer < 0:
                 raise TopologyError(f"switch {switch.name!r}: layer {switch.layer} is below 0")
+            if switch.layer >= MAX_LAYERS:
+                raise TopologyError(
+                    f"switch {switch.name!r} is in layer {switch.layer}, nearest first from 0: "
+                    f"expected {MAX_LAYERS} layers at most"
+                )
         for link in self.links:
             if not (0 <= link.a < count and 0 <= link.b < count) or link.a == link.b:
                 raise TopologyError(f"a link from switch {link.a} to {link.b}: expected two others")

@@ -113,7 +113,8 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _bad(text: str, part: str, expected: str) -> UsageError:
-    return UsageError(f"host list {text!r}: {part!r}: expected {expected}")
+    shown, part = (t if len(t) <= 200 else f"{t[:160]}...{t[-30:]}" for t in (text, part))
+    return UsageError(f"host list {shown!r}: {part!r}: expected {expected}")
 
 
 def _split(text: str) -> list[str]:

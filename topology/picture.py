@@ -11,6 +11,7 @@ from typing import Any
 from commkit.errors import UsageError
 from commkit.topology.draw import summary
 from commkit.topology.fabric import Fabric
+from commkit.topology.readers.source import printable
 
 #: With more hosts than this, those of one group of leaves are one box.
 MAX_SINGLE = 96
@@ -34,7 +35,7 @@ def save(fabric: Fabric, path: str, kind: str) -> None:
     figure = module.Figure(figsize=(min(max(6.0, widest * 0.45), 60.0), 1.6 + 1.5 * len(rows)))
     axes = figure.add_axes((0.02, 0.02, 0.96, 0.9))
     axes.set_axis_off()
-    axes.set_title(summary(fabric), fontsize=9)
+    axes.set_title(printable(summary(fabric)), fontsize=9, parse_math=False)
     if lines:
         segments = [line[0] for line in lines]
         widths = [line[1] for line in lines]
@@ -54,13 +55,14 @@ def save(fabric: Fabric, path: str, kind: str) -> None:
         if len(row) <= MAX_NAMED:
             for x, y, name in row:
                 axes.annotate(
-                    name,
+                    printable(name),
                     (x, y),
                     (0, -8 if number == 0 else 7),
                     textcoords="offset points",
                     ha="center",
                     va="top" if number == 0 else "bottom",
                     fontsize=6,
+                    parse_math=False,  # a name may hold $
                 )
     axes.autoscale_view()
     axes.margins(0.05, 0.15)

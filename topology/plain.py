@@ -12,6 +12,7 @@ names.  Hosts of one entry are alike.  A key that is absent means: unknown.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -22,6 +23,8 @@ from commkit.topology.fabric import Device, Fabric, Host, Link, Nic, Switch
 from commkit.topology.hostlist import compress, expand
 
 FORMAT = "commkit-topology/1"
+#: One entry says a product of links: no more than a memory holds.
+MAX_LINKS = 1 << 20
 #: Says where in the file something is wrong: (path, message) -> the error to raise.
 Fail = Callable[[tuple[str | int, ...], str], TopologyError]
 _Record = TypeVar("_Record", Device, Nic, Switch)
@@ -89,6 +92,10 @@ def from_plain(plain: Any, fail: Fail) -> Fabric:
         row = _mapping(entry, path, fail, _LINK)
         ends = [_indices(row, key, index, path, fail) for key in ("lower", "upper")]
         count, gbps = (_value(row, key, path, fail) for key in ("count", "gbps"))
+        if len(links) + len(ends[0]) * len(ends[1]) > MAX_LINKS:
+            raise fail(
+                path, f"more than {MAX_LINKS:,} links: each lower switch has one to each upper"
+            )
         links += [Link(a, b, count, _float(gbps)) for a in ends[0] for b in ends[1]]
     hosts: list[Host] = []
     for i, entry in enumerate(_list_of(top, "hosts", (), fail)):
@@ -229,7 +236,10 @@ def _record(
 
 
 def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    try:
+        return None if value is None else float(value)
+    except OverflowError:
+        return math.inf  # which the Fabric refuses
 
 
 def _mapping(

@@ -13,11 +13,13 @@ one boundary of the pipeline in one direction.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from commkit.errors import UsageError
+
+#: No step sends more; the squares of its bytes are still numbers.
+MAX_BYTES = 1e30
 
 #: pattern -> what it is
 PATTERNS = {
@@ -74,8 +76,10 @@ class Family:
                 f"family {self.name}: {self.collective} by {self.algorithm!r}: expected "
                 + " or ".join(known)
             )
-        if not (math.isfinite(self.size) and self.size >= 0):
-            raise UsageError(f"family {self.name}: {self.size} bytes: expected 0 or more")
+        if not (self.size == 0 or 1 <= self.size <= MAX_BYTES):
+            raise UsageError(
+                f"family {self.name}: {self.size} bytes: expected 0, or 1 to {MAX_BYTES:g}"
+            )
         for group in self.groups:
             if len(set(group)) != len(group):
                 raise UsageError(f"family {self.name}: a rank occurs twice in {list(group)[:9]}")

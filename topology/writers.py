@@ -25,8 +25,8 @@ def slurm_conf(fabric: Fabric) -> str:
     rails have no place in it.  Raises NoTopology without switches, UsageError for a host name that
     a host list cannot hold.
     """
-    if not fabric.switches:
-        raise NoTopology("no switches: nothing to write into a topology.conf")
+    if len(fabric.unplaced) == len(fabric.hosts):
+        raise NoTopology("no switch has a host: nothing to write into a topology.conf")
     lines = _blocks(fabric) if _is_blocks(fabric) else _tree(fabric)
     lost = [fabric.hosts[i].name for i in fabric.unplaced]
     if lost and not _is_blocks(fabric):
@@ -50,10 +50,11 @@ def _is_blocks(fabric: Fabric) -> bool:
 
 def _blocks(fabric: Fabric) -> list[str]:
     lines: list[str] = []
+    names = _Names()
     for switch, hosts in zip(fabric.switches, fabric.attached, strict=True):
         if switch.layer == 0:
             nodes = f" Nodes={_list([fabric.hosts[i].name for i in hosts])}" if hosts else ""
-            lines.append(f"BlockName={switch.name}{nodes}")
+            lines.append(f"BlockName={names.fresh(switch.name)}{nodes}")
     if fabric.block_sizes:
         lines.append(f"BlockSizes={','.join(map(str, fabric.block_sizes))}")
     return lines
@@ -104,6 +105,9 @@ def _tree(fabric: Fabric) -> list[str]:
 
 
 def _list(names: Sequence[str]) -> str:
+    for name in names:
+        if _UNFIT.search(name):
+            raise UsageError(f'name {name!r}: a topology.conf holds no blank, comma, [ ] # " \\ =')
     return compress(sorted(names, key=natural))
 
 

@@ -89,7 +89,10 @@ def fail(error: Exception) -> NoReturn:
         raise error
     if debugging():
         traceback.print_exception(error)
-    click.echo("commkit: " + " ".join(line.split()), err=True)
+    line = " ".join(line.split())
+    if not line.isprintable():  # names from files may hold what moves a terminal's cursor
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    click.echo(f"commkit: {line}", err=True)
     sys.exit(code)
 
 

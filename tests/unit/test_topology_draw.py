@@ -196,7 +196,7 @@ def test_convert_writes_what_can_be_read_again(topo, tmp_path):
         (["show", RECORDED / "slurm-lexer.json"], 2, "no known topology format"),
         (["show", RECORDED / "ec2.json", "--format", "x"], 2, "format 'x': expected one of toml"),
         (["show", "/dev/null"], 6, "no placement information"),
-        (["convert", RECORDED / "hgx.nccl.xml", "--to", "slurm"], 6, "no switches"),
+        (["convert", RECORDED / "hgx.nccl.xml", "--to", "slurm"], 6, "no switch has a host"),
         (["convert", RECORDED / "ec2.json", "--to", "dot"], 2, "'dot' is not one of"),
         (["show", RECORDED / "topology.yaml", "--name", "x"], 2, "no topology 'x'"),
     ],

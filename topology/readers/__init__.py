@@ -13,7 +13,7 @@ from typing import NamedTuple
 from commkit.errors import TopologyError, UsageError
 from commkit.topology.fabric import Fabric
 from commkit.topology.readers.detect import detect
-from commkit.topology.readers.source import Source
+from commkit.topology.readers.source import Source, content
 
 
 class Format(NamedTuple):
@@ -43,7 +43,6 @@ FORMATS: dict[str, Format] = {
 
 #: In a directory, Slurm reads the first of these and ignores the other.
 _SLURM = ("topology.yaml", "topology.conf")
-MAX_BYTES = 1 << 29
 
 
 def read(path: str, format: str | None = None, choose: str | None = None) -> Fabric:
@@ -88,7 +87,20 @@ def read_text(
     source = Source(name, text)
     if format is not None and format not in FORMATS:
         raise UsageError(f"format {format!r}: expected one of {', '.join(FORMATS)}")
-    chosen = format or detect(source)
+    try:
+        fabric = _read(source, format or detect(source), choose)
+    except TopologyError as error:
+        # What a Fabric itself refuses does not know where it comes from.
+        raise error if str(error).startswith(name) else TopologyError(f"{name}: {error}") from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        raise TopologyError(f"{name}: a number of thousands of digits: expected fewer") from None
+    return fabric
+
+
+def _read(source: Source, chosen: str | None, choose: str | None) -> Fabric:
+    name = source.name
     if chosen is None:
         raise TopologyError(
             f"{name}: no known topology format; expected one of {', '.join(FORMATS)}: "
@@ -103,16 +115,3 @@ def read_text(
     fabric = function(source, choose) if entry.choices else function(source)
     assert isinstance(fabric, Fabric)
     return fabric
-
-
-def content(file: Path) -> str:
-    """The text of a file; UsageError if it cannot be read, TopologyError if it is no text."""
-    try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise UsageError(f"{file}: {size} bytes: expected a topology file, {MAX_BYTES} at most")
-        return file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}: expected a readable file") from None
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{file}: byte {error.start} is not UTF-8: expected text") from None

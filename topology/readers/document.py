@@ -17,6 +17,11 @@ from commkit.topology.readers.source import Source, load
 #: A place in the data: keys and indices; the first one is the number of the document.
 Path = tuple[str | int, ...]
 
+#: Half of a pair that only together is a character; it cannot be written or printed.
+_LONE = re.compile(
+    r"(?i)(?<!\\)(?:\\\\)*(?:\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])"
+    r"|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2})"
+)
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
@@ -70,9 +75,13 @@ class Document:
         return value
 
     def _wrong(self, value: Any, path: Path, expected: str) -> TopologyError:
-        shown = json.dumps(value, ensure_ascii=False, default=str)
-        if len(shown) > 40:
-            shown = shown[:37] + "..."
+        if isinstance(value, dict | list):
+            # A few lines of YAML can stand for gigabytes.
+            shown = "a mapping" if isinstance(value, dict) else "a list"
+        else:
+            shown = json.dumps(value, ensure_ascii=False, default=str)
+            if len(shown) > 40:
+                shown = shown[:37] + "..."
         return self.error(path, f"{shown}: expected {expected}")
 
     def _offset(self, path: Path) -> int:
@@ -98,15 +107,16 @@ def parse_json(source: Source) -> Document:
             raise source.error(at, "not a topology: nested too deeply") from None
         found.append(value)
         at = _skip(text, at)
+    if lone := _LONE.search(text):
+        raise source.error(lone.start(), f"{lone[0]}: half a character: expected both halves")
     return Document(source, found, is_yaml=False)
 
 
 def parse_yaml(source: Source) -> Document:
     yaml = load("yaml", "PyYAML")
-    # libyaml where it is there, ten times as fast; scalars stay text in both.
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
-        data = [value for value in yaml.load_all(source.text, loader) if value not in ("", None)]
+        found = yaml.load_all(source.text, _yaml_loader(yaml))
+        data = [value for value in found if value not in ("", None)]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -114,6 +124,11 @@ def parse_yaml(source: Source) -> Document:
     except (yaml.YAMLError, RecursionError) as error:
         raise source.error_at(1, 1, f"not YAML: {' '.join(str(error).split())}") from None
     return Document(source, data, is_yaml=True)
+
+
+def _yaml_loader(yaml: Any) -> Any:
+    """libyaml where it is there, ten times as fast; scalars stay text in both."""
+    return getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def parse(source: Source) -> Document:
@@ -133,7 +148,9 @@ def _skip(text: str, at: int) -> int:
 
 def _yaml_offset(text: str, path: Path) -> int:
     yaml = load("yaml", "PyYAML")
-    nodes = [n for n in yaml.compose_all(text, yaml.BaseLoader) if n is not None and n.value != ""]
+    # Both loaders refuse texts that the other one takes: the one that has read this one.
+    found = yaml.compose_all(text, _yaml_loader(yaml))
+    nodes = [n for n in found if n is not None and n.value != ""]
     node = nodes[path[0]] if path and isinstance(path[0], int) and path[0] < len(nodes) else None
     if node is None:
         return 0

@@ -23,7 +23,7 @@ _LINK = re.compile(
     r'\s*(?:(0x[0-9a-fA-F]+)\s+)?(?:"([^"]*)"\s+)?(\d+)\s+(\d+)\[[^\]]*\]\s*==\((.*?)\)==>\s*(.*)$'
 )
 _PEER = re.compile(r'(?:(0x[0-9a-fA-F]+)\s+)?(\d+)\s+(\d+)\[[^\]]*\]\s+"([^"]*)"')
-_RATE = re.compile(r"(\d+)X\s+([0-9.]+) Gbps")
+_RATE = re.compile(r"(\d+)X\s+(\d+(?:\.\d+)?) Gbps")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from commkit.topology.fabric import Device, Fabric, Host, Nic
 from commkit.topology.inside import pci_ways
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_RATE = re.compile(r"([0-9.]+) Gb/sec")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _NVIDIA, _AMD = "0x10de", "0x1002"
 #: Classes of accelerators: VGA, 3D, other display controllers, processing accelerators.
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")

@@ -14,6 +14,8 @@ from commkit.topology.fabric import Device, Fabric, Host, Nic
 from commkit.topology.inside import is_kind
 from commkit.topology.readers.source import Source
 
+#: More NUMA nodes than a kernel can be built for.
+MAX_NUMA = 1024
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU\d+")
 _TITLES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
@@ -147,7 +149,7 @@ def _numbers(cell: str | None) -> tuple[int, ...] | None:
     found: list[int] = []
     for part in cell.split(","):
         low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
+        found += range(int(low), min(int(high or low), int(low) + MAX_NUMA) + 1)
     return tuple(found)
 
 

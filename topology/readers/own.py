@@ -20,6 +20,8 @@ def read_toml(source: Source) -> Fabric:
     """Raises TopologyError with line and column; UsageError where Python < 3.11 has no tomli."""
     toml: Any = load("tomllib" if sys.version_info >= (3, 11) else "tomli", "tomli")
     text = source.text.removeprefix("\ufeff")
+    if not text.strip():
+        raise source.nothing("the file is empty")
     try:
         plain = toml.loads(text)
     except toml.TOMLDecodeError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from commkit.errors import UsageError
 from commkit.topology.fabric import Fabric
 from commkit.topology.readers.slurm_lexer import Pair, lines, pairs, unexpected
 from commkit.topology.readers.slurm_model import (
@@ -22,7 +23,7 @@ from commkit.topology.readers.slurm_model import (
     host_list,
     tree,
 )
-from commkit.topology.readers.source import Source
+from commkit.topology.readers.source import Source, content
 
 #: What a line may begin with -> what may follow.
 _KEYS = {
@@ -87,8 +88,8 @@ def _include(
     if str(path) in including or len(including) > 20:
         raise source.error(at, f"Include {name}: the file includes itself")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = content(path)
+    except UsageError as error:
         raise source.error(at, f"Include {name}: {error}") from None
     yield from _records(Source(str(path), text), including | {str(path)})
 

@@ -177,7 +177,8 @@ def _check_acyclic(places: Places, seen: dict[str, SwitchLine]) -> None:
                 here = next(reversed(trail), None)
             elif child in trail:
                 names = list(trail)
-                cycle = ",".join(names[names.index(child) :])
+                around = names[names.index(child) :]
+                cycle = ",".join(around[:8]) + (",..." if len(around) > 8 else "")
                 raise places.error(seen[child].switches_at, f"not a tree (cycle {cycle})")
             else:
                 here = child
@@ -190,7 +191,10 @@ def _unit(
     if len(parts) == 1:
         return parts[0]
     members = [name for _, names in parts for name in names]
-    name = compress(members)
+    try:
+        name = compress(members)
+    except UsageError:  # blocks may be called what no host list can hold
+        name = f"{members[0]}...{members[-1]}"
     while build.has_switch(name):
         name += "+"
     unit = build.switch(name, layer, "blocks")
