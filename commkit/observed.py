@@ -16,6 +16,10 @@ from commkit.topology.build import with_insides
 from commkit.topology.fabric import Fabric, Host
 from commkit.topology.plain import from_plain, to_plain
 from commkit.topology.readers import node
+from commkit.topology.workers import rail_mismatches, rails_of
+
+#: Of one kind; thousands of hosts may have the same to say.
+MOST_NOTES = 16
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def gather(
     hosts = _named_once([inside.hosts[0] for inside in insides], notes)
     fabric = Fabric() if network is None else network
     fabric = with_insides(fabric, hosts).select(host.name for host in hosts)
+    rails = {host.name: found for host in fabric.hosts if (found := rails_of(host))}
+    notes += map(str, rail_mismatches(rails)[:MOST_NOTES])
     kept = fabric.notes if network is not None else ()  # without one no host has a place
     fabric = replace(fabric, notes=(*kept, *dict.fromkeys(notes)))
     devices: list[str | None] = [None] * len(told)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commkit import errors, launch, overlay, placing
+from commkit import errors, launch, overlay
 from commkit.errors import CommkitError, LaunchError, UsageError
 from commkit.launch import LaunchSpec
 from commkit.layout import Layout
@@ -254,6 +254,8 @@ def _answer(topology: Topology, layout: str | Layout, told: list[list[Any]]) -> 
 
 def _order(topology: Topology, layout: str | Layout, told: list[list[Any]]) -> Permutation:
     """told[launcher's rank] is (number of its host, local rank, names of its host)."""
+    from commkit import placing  # at rank 0 only: much to import
+
     fabric = topology.fabric
     if isinstance(fabric, str):
         fabric = readers.read(fabric)

@@ -72,9 +72,6 @@ class Builder:
         host.devices = host.devices if devices is None else tuple(devices)
         host.paths = tuple(paths) or host.paths
 
-    def has_host(self, name: str) -> bool:
-        return name in self._hosts
-
     def attach(self, host: str, nic: Nic) -> None:
         """Add a NIC, unless the very same one is there."""
         self.host(host)

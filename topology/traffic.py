@@ -21,15 +21,12 @@ from commkit.errors import UsageError
 #: No step sends more; the squares of its bytes are still numbers.
 MAX_BYTES = 1e30
 
-#: pattern -> what it is
-PATTERNS = {
-    "ring": "each member sends to the next, the last to the first",
-    "tree": "NCCL's two binary trees, up and down",
-    "pairs": "each member sends to every other",
-    "line": "neighbours exchange, both ways",
-    "loop": "neighbours exchange, both ways, and so do the last and the first",
-    "edges": "listed one by one",
-}
+# Patterns of a family, by what its members send:
+#   ring         each to the next, the last to the first
+#   tree         NCCL's two binary trees, up and down
+#   pairs        each to every other
+#   line, loop   neighbours both ways; in a loop the last and the first are neighbours, too
+#   edges        listed one by one
 
 #: (collective, algorithm) -> (pattern, bytes on a directed edge as a share of the size, n members)
 COLLECTIVES: Mapping[tuple[str, str], tuple[str, Callable[[int], float]]] = {

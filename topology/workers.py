@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from commkit.topology.fabric import Host
+from commkit.topology.inside import nearest_nics
+
 
 def by_host(workers: Sequence[tuple[Hashable, int]]) -> list[int]:
     """Order of the workers, given as (host, GPU index), in which each host's are together.
@@ -22,6 +25,15 @@ def crossing(workers: Sequence[tuple[Hashable, int]], size: int) -> tuple[int, i
     """(groups of `size` consecutive ranks that are not on one host, groups)."""
     groups = [workers[i : i + size] for i in range(0, len(workers), size)]
     return sum(len({host for host, _ in group}) > 1 for group in groups), len(groups)
+
+
+def rails_of(host: Host) -> list[int | None]:
+    """For each accelerator the rail of the NIC nearest to it; [] where no rail is known."""
+    rail = {nic.name: nic.rail for nic in host.nics if nic.name is not None}
+    if all(number is None for number in rail.values()):
+        return []
+    near = nearest_nics(host)
+    return [rail.get(near.get(device.name, "")) for device in host.devices or ()]
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,8 @@ def rail_mismatches(rails: Mapping[str, Sequence[Hashable]]) -> list[Mismatch]:
         for host, row in rails.items():
             if local < len(row) and row[local] != expected:
                 found.append(Mismatch(host, local, row[local], expected))
-    return sorted(found, key=lambda m: (list(rails).index(m.host), m.local_rank))
+    place = {host: number for number, host in enumerate(rails)}
+    return sorted(found, key=lambda m: (place[m.host], m.local_rank))
 
 
 def differing(values: Mapping[str, Hashable], what: str) -> list[str]:

@@ -194,7 +194,6 @@ def test_names_cannot_move_the_cursor_of_a_terminal():
 
 
 def test_names_of_a_picture_are_no_formulas_and_move_no_cursor(tmp_path):
-    pytest.importorskip("matplotlib")
     from commkit.topology import picture
 
     fabric = read_text(TOML.replace('"a"', '"$\\\\frac$"').replace('"s"', '"s\\u001b$_$"'))

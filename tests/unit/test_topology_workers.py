@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from commkit.topology.workers import by_host, crossing, differing, rail_mismatches
+from commkit.topology.fabric import Device, Host, Nic
+from commkit.topology.workers import (
+    by_host,
+    crossing,
+    differing,
+    rail_mismatches,
+    rails_of,
+)
 
 CASES = {
     case["id"]: case
@@ -43,3 +50,17 @@ def test_hosts_with_fewer_local_ranks_are_compared_as_far_as_they_go():
     found = rail_mismatches({"a": [0, 1], "b": [0], "c": [1, 1]})
     assert [(m.host, m.local_rank) for m in found] == [("c", 0)]
     assert rail_mismatches({}) == [] and differing({}, "x") == []
+
+
+def test_an_accelerator_is_on_the_rail_of_the_nic_nearest_to_it():
+    devices = (Device("GPU0"), Device("GPU1"))
+    nics = (Nic("m0", rail=0), Nic("m1", rail=1))
+    straight = (("GPU0", "m0", "PIX"), ("GPU0", "m1", "SYS"), ("GPU1", "m0", "SYS"),
+                ("GPU1", "m1", "PIX"))  # fmt: skip
+    crossed = tuple((a, b, {"PIX": "SYS", "SYS": "PIX"}[how]) for a, b, how in straight)
+    hosts = [Host(f"n{i}", nics, devices, paths=straight) for i in range(2)]
+    hosts.append(Host("n2", nics, devices, paths=crossed))
+    rails = {host.name: rails_of(host) for host in hosts}
+    assert rails == {"n0": [0, 1], "n1": [0, 1], "n2": [1, 0]}
+    assert [str(m).partition(":")[0] for m in rail_mismatches(rails)] == ["host n2"] * 2
+    assert rails_of(Host("n3", (Nic("m0"),), devices, paths=straight)) == []
