@@ -175,21 +175,14 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
-def test_commkit_run_rewrites_rank_below_torchrun_before_the_script_reads_it(
-    tmp_path, repository, rendezvous
-):
+def test_commkit_run_rewrites_rank_below_torchrun_before_the_script_reads_it(tmp_path, repository):
     """The rendezvous c10d gives nodes numbers of its own: the file goes by the hosts' names."""
     path = placement(tmp_path / "perm.json", [1, 0], HOSTS[:2])
     (tmp_path / "train.py").write_text(SCRIPT)
     port = torch_jobs.free_port()
-    where = {
-        "static": (f"--master-port={port}", "--master-addr=127.0.0.1"),
-        "c10d": ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=r"),
-    }[rendezvous]
+    where = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=r")
     nodes = []
     for node in (0, 1):
-        number = (f"--node-rank={node}",) if rendezvous == "static" else ()
         nodes.append(
             subprocess.Popen(
                 [
@@ -200,7 +193,6 @@ def test_commkit_run_rewrites_rank_below_torchrun_before_the_script_reads_it(
                     "--nnodes=2",
                     "--nproc-per-node=2",
                     *where,
-                    *number,
                     "-m",
                     "commkit",
                     "run",
