@@ -14,13 +14,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from commkit.errors import UsageError
 
 #: Raised when a field changes its meaning, is removed or is added.
-SCHEMA = 1
+SCHEMA = 2
+
+#: The oldest version that is read.  What a version added has a default, which says what the
+#: records before it mean.  2 added everything from `control` on.
+OLDEST = 1
 
 #: Environment variables worth keeping beside a number.  An allow-list, because environments
 #: hold tokens; a listed prefix still loses names that look like one.
@@ -105,6 +109,21 @@ class Measurement:
     versions: dict[str, str]
     environment: dict[str, str]
     schema: int = SCHEMA
+    # how calls were made: blocking, async (waited for one by one), coalesced, graph
+    mode: str = "blocking"
+    aggregated: int = 1  # calls a timed iteration; every time is that of one call
+    # the ranks that communicate: world_size is one group's, and all groups run at once
+    group: str = ""  # family, or rule that split the world; empty: the whole world
+    groups: int = 1
+    concurrent: str = ""  # what ran at once, family:collective joined by '+'; empty: alone
+    source: int = -1  # of a pair of ranks; -1: not about a pair
+    peer: int = -1
+    # more of what came out
+    rank_times_us: tuple[float, ...] = ()  # each rank's median, by rank of the job
+    skew: float = 0.0  # (largest - smallest of the ranks' medians) / their median
+    precision: float | None = None  # half the 95 % interval of time_us, over time_us
+    inter_host_gbps: float | None = None  # a rank's bytes that leave its host, over time
+    link_percent: float | None = None  # busbw in percent of the link speed that was given
 
 
 def to_line(record: Measurement) -> str:
@@ -154,14 +173,17 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _checked(kind: type, values: Any, what: str) -> dict[str, Any]:
-    """`values` if it has exactly the fields of the dataclass `kind`, each of its type."""
+    """`values` if it has the fields of the dataclass `kind` and no others, each of its type."""
     if not isinstance(values, dict):
         raise ValueError(f"{what}: expected a JSON object, got {type(values).__name__}")
     wanted = {item.name: str(item.type) for item in fields(kind)}
+    optional = {item.name for item in fields(kind) if item.default is not MISSING}
     for name in values.keys() - wanted.keys():
         raise ValueError(f"{what}: unknown field {name!r}")
     for name, type_name in wanted.items():
         if name not in values:
+            if name in optional:
+                continue
             raise ValueError(f"{what}: field {name!r} is missing")
         expected, check = _CHECKS[type_name]
         if not check(values[name]):
@@ -176,13 +198,16 @@ def from_line(line: str) -> Measurement:
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON at column {error.colno}: {error.msg}") from None
     # The version comes first: a later version's fields would otherwise look like mistakes.
-    if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
-        raise ValueError(
-            f"field 'schema' is {values['schema']!r}: this commkit reads {SCHEMA}; "
-            "use the version that wrote the file"
-        )
+    if isinstance(values, dict):
+        version = values.get("schema", SCHEMA)
+        if not _is_int(version) or not OLDEST <= version <= SCHEMA:
+            raise ValueError(
+                f"field 'schema' is {version!r}: this commkit reads {OLDEST} to {SCHEMA}; "
+                "use the version that wrote the file"
+            )
     values = _checked(Measurement, values, "record")
-    values["times_us"] = tuple(values["times_us"])
+    for name in ("times_us", "rank_times_us"):
+        values[name] = tuple(values.get(name, ()))
     if values["first_wrong"] is not None:
         wrong = _checked(WrongElement, values["first_wrong"], "first_wrong")
         values["first_wrong"] = WrongElement(**wrong)

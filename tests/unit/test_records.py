@@ -59,6 +59,7 @@ def measurement(**changes):
         measurement(busbw_gbps=None, world_size=1, wrong=None),
         measurement(wrong=2, first_wrong=WrongElement(1, 77, 3.0, 4.0)),
         measurement(wrong=1, first_wrong=WrongElement(0, 0, "nan", 4.0)),
+        measurement(rank_times_us=(1.0, 2.5), precision=0.01, group="dp", groups=2, skew=0.5),
         measurement(environment={}, versions={"torch": "2.13.0+cpu \u00fc\n"}),
     ],
 )
@@ -138,7 +139,7 @@ def line(**changes):
         (line(time_us=math.nan), "field 'time_us' is nan: expected a number"),
         (line(times_us=[1, None]), "field 'times_us' is .*: expected a list of numbers"),
         (line(versions={"torch": 2}), "field 'versions' is .*: expected an object of text"),
-        (line(schema=99, new=1), "field 'schema' is 99: this commkit reads 1"),
+        (line(schema=99, new=1), "field 'schema' is 99: this commkit reads 1 to 2"),
         (line(first_wrong={"rank": 1}), "first_wrong: field 'index' is missing"),
         (line(first_wrong=3), "field 'first_wrong' is 3: expected an object or null"),
     ],
@@ -148,6 +149,16 @@ def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, text, expected
     path.write_text(f"{line()}\n\n{text}\n")
     with pytest.raises(UsageError, match=rf"records.jsonl:3: .*{expected}"):
         list(records.read(path))
+
+
+def test_a_record_of_the_first_schema_is_read_with_what_its_silence_means():
+    old = json.loads(records.to_line(measurement()))
+    for item in dataclasses.fields(Measurement):
+        if item.default is not dataclasses.MISSING:
+            del old[item.name]
+    found = records.from_line(json.dumps({**old, "schema": 1}))
+    assert (found.schema, found.mode, found.group, found.groups) == (1, "blocking", "", 1)
+    assert (found.rank_times_us, found.source, found.precision) == ((), -1, None)
 
 
 def test_records_before_a_wrong_line_are_delivered(tmp_path):
