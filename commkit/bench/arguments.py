@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from commkit.errors import UsageError
+from commkit.measure.collectives import ALL_REDUCE, Collective, collective_named
 from commkit.measure.numbers import Number, numbers_named, redops_named
 
 _SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -16,6 +17,10 @@ _DEFAULT_STEP = 1 << 20
 #: A sweep that cannot end in a working day is a typing error.
 _MOST_SIZES = 10_000
 _LARGEST = 1 << 50
+#: Iterations of a size without a time budget, and at most with one; the budget of --precision.
+_ITERATIONS = 20
+_MOST_ITERATIONS = 10_000
+_PRECISION_BUDGET = 10.0
 
 
 def parse_size(flag: str, text: str) -> int:
@@ -72,6 +77,18 @@ class Arguments:
     stock: bool = False
     nproc: int = 0
     json: str = ""
+    rows: tuple[Collective, ...] = (ALL_REDUCE,)
+    root: int = 0
+    mode: str = "blocking"
+    aggregated: int = 1
+    budget: float | None = None  # seconds for the iterations of one placement
+    precision: float | None = None  # share of the median
+    layout: str = ""
+    group: str = ""  # a family of the layout
+    groups: str = ""  # a rule that splits the world
+    concurrent: tuple[tuple[str, Collective], ...] = ()  # (family, what it does)
+    link: float | None = None  # 1e9 bytes a second that a rank's link carries one way
+    preflight: bool = True
 
     def sizes(self) -> tuple[int, ...]:
         return tuple(_sizes(self.minimum, self.maximum, self.factor, self.step))
@@ -91,13 +108,69 @@ def _how_many(minimum: int, maximum: int, factor: int, step: int) -> int:
     return (maximum - minimum) // step + 1
 
 
+def parse_percent(flag: str, text: str) -> float:
+    """`2%` or `2` -> 0.02.  Raises UsageError."""
+    try:
+        value = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise UsageError(f"{flag} {text}: expected a percentage above 0 and below 100, such as 2%")
+    return value
+
+
+def parse_concurrent(text: str) -> tuple[tuple[str, Collective], ...]:
+    """`tp:all_gather,dp:reduce_scatter` -> ((family, row), ...).  Raises UsageError."""
+    found = []
+    for item in text.split(","):
+        family, colon, name = item.strip().partition(":")
+        if not colon or not family or not name:
+            raise UsageError(
+                f"--concurrent {text}: {item.strip()!r}: expected FAMILY:COLLECTIVE, separated by "
+                "commas, such as tp:all_gather,dp:reduce_scatter"
+            )
+        found.append((family, collective_named(name)))
+    if len(found) < 2:
+        raise UsageError(f"--concurrent {text}: expected two or more; one alone is --group")
+    if len({family for family, _ in found}) < len(found):
+        raise UsageError(f"--concurrent {text}: a family is named twice; expected each once")
+    return tuple(found)
+
+
+def _check_groups(layout: str, group: str, groups: str, concurrent: str) -> None:
+    if groups and (layout or group):
+        raise UsageError(f"--groups {groups} splits the world by a rule: leave out --layout")
+    if (group or concurrent) and not layout:
+        flag = f"--group {group}" if group else f"--concurrent {concurrent}"
+        raise UsageError(f"{flag}: expected --layout too, such as --layout tp=2,dp=2")
+    if layout and not group and not concurrent:
+        raise UsageError(f"--layout {layout}: expected --group FAMILY or --concurrent too")
+    if group and concurrent:
+        raise UsageError(f"--group {group} --concurrent {concurrent}: give one of the two")
+
+
+def _mode(asynchronous: bool, agg_iters: int, cudagraph: int) -> tuple[str, int]:
+    """How calls are made, and how many to a timed iteration."""
+    for flag, value, least in (("-m", agg_iters, 1), ("-G", cudagraph, 0)):
+        if value < least:
+            raise UsageError(f"{flag} {value}: expected at least {least}")
+    if cudagraph and (asynchronous or agg_iters > 1):
+        raise UsageError(f"-G {cudagraph}: a graph has its own order; leave out -m and --async")
+    if cudagraph:
+        return "graph", cudagraph
+    if agg_iters > 1:
+        return "coalesced", agg_iters
+    return ("async" if asynchronous else "blocking"), 1
+
+
 def plan(
     *,
+    collective: str | tuple[str, ...] = "all_reduce",
     minbytes: str | None = None,
     maxbytes: str | None = None,
     stepfactor: int | None = None,
     stepbytes: str | None = None,
-    iters: int = 20,
+    iters: int | None = None,
     warmup_iters: int = 1,
     check: int = 1,
     datatype: str = "float",
@@ -108,6 +181,18 @@ def plan(
     stock: bool = False,
     nproc: int | None = None,
     json: str = "",
+    root: int = 0,
+    asynchronous: bool = False,
+    agg_iters: int = 1,
+    cudagraph: int = 0,
+    budget: float | None = None,
+    precision: str | None = None,
+    layout: str = "",
+    group: str = "",
+    groups: str = "",
+    concurrent: str = "",
+    link_speed: float | None = None,
+    preflight: bool = True,
 ) -> Arguments:
     """Check what the command line gave.  Raises UsageError naming flag, value and remedy.
 
@@ -137,13 +222,30 @@ def plan(
             f"-b {minimum} -e {maximum} -i {step}: {many} sizes; expected at most {_MOST_SIZES}: "
             "use a larger -i, or -f 2"
         )
-    for flag, value, least in (("-n", iters, 1), ("-w", warmup_iters, 0), ("-c", check, 0)):
+    if iters is None:
+        iters = _MOST_ITERATIONS if budget and not precision else _ITERATIONS
+    for flag, value, least in (
+        ("-n", iters, 1),
+        ("-w", warmup_iters, 0),
+        ("-c", check, 0),
+        ("-r", root, 0),
+    ):
         if value < least:
             raise UsageError(f"{flag} {value}: expected at least {least}")
     if nproc is not None and not 1 <= nproc <= 1024:
         raise UsageError(f"--nproc {nproc}: expected 1 to 1024 ranks on this host")
     if timeout is not None and not 0 < timeout < 1e6:
         raise UsageError(f"--timeout {timeout:g}: expected seconds, above 0 and below 1000000")
+    if budget is not None and not 0 < budget < 1e6:
+        raise UsageError(f"--budget {budget:g}: expected seconds, above 0 and below 1000000")
+    if link_speed is not None and not 0 < link_speed < 1e6:
+        raise UsageError(f"--link-speed {link_speed:g}: expected GB/s above 0, such as 50 for NDR")
+    _check_groups(layout, group, groups, concurrent)
+    mode, aggregated = _mode(asynchronous, agg_iters, cudagraph)
+    bound = None if precision is None else parse_percent("--precision", precision)
+    if bound is not None and budget is None:
+        budget = _PRECISION_BUDGET
+    names = (collective,) if isinstance(collective, str) else collective
     return Arguments(
         minimum=minimum,
         maximum=maximum,
@@ -160,4 +262,16 @@ def plan(
         stock=stock,
         nproc=nproc or 0,
         json=json,
+        rows=tuple(collective_named(name) for name in names),
+        root=root,
+        mode=mode,
+        aggregated=aggregated,
+        budget=budget,
+        precision=bound,
+        layout=layout,
+        group=group,
+        groups=groups,
+        concurrent=parse_concurrent(concurrent) if concurrent else (),
+        link=link_speed,
+        preflight=preflight,
     )

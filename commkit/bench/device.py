@@ -24,7 +24,7 @@ def choose(backend: str, place: Place) -> tuple[str, torch.device]:
     if backend == "auto":
         usable = gpus > 0 and (isolated or gpus >= local_size) and dist.is_nccl_available()
         backend = "nccl" if usable else "gloo"
-    if "nccl" not in backend:
+    if "nccl" not in backend and backend != "cupy":
         return backend, torch.device("cpu")
     local_rank = place.spec.local_rank
     # Without a local rank: ranks are placed host by host, which is every launcher's default.

@@ -6,22 +6,17 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from commkit import api
 from commkit.bench import device as devices
 from commkit.bench.arguments import Arguments
+from commkit.bench.blame import Blame
 from commkit.bench.placement import Place
 from commkit.bench.sweep import Sweep
 from commkit.bench.watch import Watch
-from commkit.errors import CommkitError, LaunchError, OverlayTimeout, RankDied
-from commkit.measure.backend import TorchBackend
-from commkit.measure.collectives import Collective
+from commkit.bench.worlds import MakeBackend, open_world
+from commkit.errors import CommkitError, OverlayTimeout, RankDied
+from commkit.measure.torch_backend import TorchBackend
 
 #: Seconds for all ranks to join, and for the first collective, which loads kernels and connects.
 START_UP = 600.0
@@ -31,13 +26,7 @@ _LEAVING = 60.0
 _REPORT_DELAY = 2.0
 
 
-def run(
-    arguments: Arguments,
-    row: Collective,
-    place: Place,
-    *,
-    make_backend: type[TorchBackend] = TorchBackend,
-) -> int:
+def run(arguments: Arguments, place: Place, *, make_backend: MakeBackend = TorchBackend) -> int:
     """The exit code of this rank.
 
     Raises UsageError, LaunchError and what init_process_group raises; RankDied or OverlayTimeout
@@ -52,54 +41,31 @@ def run(
         # init_process_group has the same deadline and knows who is missing: let it speak first.
         watch.allow(join + 15)
         began = time.monotonic()
-        _init(arguments.stock, place, backend_name, device, join)
+        world = open_world(
+            backend_name,
+            device,
+            place,
+            stock=arguments.stock,
+            seconds=join,
+            make_backend=make_backend,
+        )
         took = time.monotonic() - began
-        phases = {} if arguments.stock else api.start_up_phases()
         watch.allow(min(join, _FIRST))
         watch.phase("first collective")
-        backend = make_backend(backend_name, device)
+        watch.calls = lambda: len(world.measured.marks)
+        if world.store is not None and place.world_size > 1:
+            blame = Blame(world.store, place.rank, place.world_size, "sweep")
+            watch.ask_others = blame.ask
         with _lost_peers(watch, arguments.stock):
-            code = Sweep(arguments, row, place, backend, watch).run(took, phases)
+            sweep = Sweep(arguments, place, world.control, watch, world.make_group, world.measured)
+            code = sweep.run(took, world.phases)
             watch.allow(_LEAVING)
             watch.phase("leaving")
             watch.deferring = False
             # Nobody leaves while another rank still needs it for a last collective.
-            backend.barrier()
-        (dist if arguments.stock else api).destroy_process_group()
+            world.control.barrier()
+        world.close()
         return code
-
-
-def _init(stock: bool, place: Place, backend: str, device: torch.device, seconds: float) -> None:
-    arguments: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=seconds)}
-    if device.type == "cuda":
-        arguments["device_id"] = device
-    if place.init_method is not None:
-        arguments.update(
-            init_method=place.init_method, rank=place.rank, world_size=place.world_size
-        )
-    if not stock:
-        api.init_process_group(**arguments)
-        return
-    if place.init_method is None:
-        arguments.update(_stock_rendezvous(place))
-    dist.init_process_group(**arguments)
-
-
-def _stock_rendezvous(place: Place) -> dict[str, Any]:
-    """What torch needs besides the back end; it reads only its own launcher's variables."""
-    world = {"rank": place.rank, "world_size": place.world_size}
-    root = place.spec.root
-    if place.world_size == 1:
-        return {"store": HashStore(), **world}
-    if root.kind == "elastic":
-        return {"init_method": "env://"}
-    if root.kind == "endpoint" and len(root.ports) == 1:
-        host = f"[{root.host}]" if ":" in root.host else root.host
-        return {"init_method": f"tcp://{host}:{root.ports[0]}", **world}
-    raise LaunchError(
-        f"--stock under {place.spec.launcher}: torch by itself needs MASTER_ADDR and MASTER_PORT; "
-        "set both to an address and a free port of rank 0's host"
-    )
 
 
 @contextlib.contextmanager

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
-import json
 import os
-import platform
 import sys
 import time
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TextIO
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn, TextIO
 
 import torch
 
 from commkit import records
-from commkit.bench import device as devices
-from commkit.bench import table
+from commkit.bench import agreement, table, teams
+from commkit.bench.agreement import Hello
 from commkit.bench.arguments import Arguments
 from commkit.bench.placement import Place
 from commkit.bench.progress import Bar
+from commkit.bench.recording import Recorder
+from commkit.bench.teams import Team
 from commkit.bench.watch import Watch
 from commkit.errors import (
     EXIT_INTERRUPTED,
@@ -31,36 +31,20 @@ from commkit.errors import (
     CommkitError,
     UsageError,
 )
-from commkit.measure.backend import TorchBackend, Unsupported
+from commkit.measure.backend import Backend, Unsupported
 from commkit.measure.collectives import Collective
-from commkit.measure.engine import Job, Placement, Result, measure
+from commkit.measure.engine import Job, Result, buffer_counts, measure
 from commkit.measure.numbers import Number
+from commkit.measure.together import measure_together
 from commkit.version import VERSION
 
-#: Verification works in pieces; this covers its temporaries besides the two buffers.
-_ROOM = 128 << 20
+#: Verification works in pieces; this covers its temporaries besides the buffers.
+_ROOM = 64 << 20
+#: Rows that send from a copy in place.
+_STAGED = frozenset({"all_to_all", "all_to_all_v"})
 
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What ranks tell one another before anything is measured."""
-
-    host: str
-    hostname: str
-    pid: int
-    device: str
-    index: int | None  # of the GPU on its host
-    free: int
-    plan: str
-    versions: dict[str, str]
-    environment: dict[str, str]
-    trouble: str = ""
-
-    def place(self) -> str:
-        return self.device if self.index is None else f"{self.index:2d} {self.device}"
-
-    def dump(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+#: (label, its groups) -> this rank's group as a back end, None for a rank that is in none
+MakeGroup = Callable[[str, tuple[tuple[int, ...], ...]], Backend | None]
 
 
 class Sweep:
@@ -69,44 +53,56 @@ class Sweep:
     def __init__(
         self,
         arguments: Arguments,
-        row: Collective,
         place: Place,
-        backend: TorchBackend,
+        backend: Backend,
         watch: Watch,
+        make_group: MakeGroup,
+        measured: Backend | None = None,
     ) -> None:
+        """`measured` is the world's back end where `backend` only carries the ranks' talk."""
         self.arguments = arguments
-        self.row = row
         self.place = place
         self.backend = backend
+        self.measured = measured or backend
         self.watch = watch
         self.leader = backend.rank == 0
         self.results: list[Result] = []
+        self.records: list[records.Measurement] = []
         self.interrupted = False
+        self._make_group = make_group
         self._writer: records.Writer | None = None
         self._out = sys.stderr if arguments.json == "-" else sys.stdout
         self._hellos: list[Hello] = []
-        self._run = uuid.uuid4().hex
+        self._header_lines: list[str] = []
         self._last_time, self._last_bytes = 0.0, 0
 
     def run(self, start_up: float, phases: dict[str, float]) -> int:
         self._hellos = self._agree()
+        self._recorder = Recorder(
+            self._hellos,
+            self.measured.name,
+            self.measured.clock,
+            self._starter(),
+            self.arguments.link,
+            Recorder.identifier(),
+        )
         sizes = self.arguments.sizes()
-        pairs, refusals = self._supported()
-        self._check_memory(2 * sizes[-1] + _ROOM, sizes[-1])
-        self._say(self._header(start_up, phases) + refusals + table.label_lines())
+        made = self._teams()
+        self._check_memory(sizes[-1], made)
+        self._header_lines = self._header(start_up, phases, made)
         self.watch.deferring = True
-        bar = Bar(len(sizes) * len(pairs), self.leader)
         try:
-            for number, redop in pairs:
-                if not self.interrupted:
-                    self._sweep(number, redop, sizes, bar)
+            if self.arguments.concurrent:
+                self._all_at_once(made, sizes)
+            else:
+                for row in self.arguments.rows:
+                    if not self.interrupted:
+                        self._one_row(made[0], row, sizes)
         finally:
-            bar.close()
             if self._writer is not None:
                 self._writer.close()
         if self.interrupted:
             self._say([f"# interrupted after {_many(len(self.results), 'size')}"])
-        self._say(self._slowest() + table.footer_lines(self.results, self.row))
         return self._verdict()
 
     # -- before the first size
@@ -119,51 +115,57 @@ class Sweep:
                 self._writer = records.Writer(self.arguments.json)
             except UsageError as error:
                 trouble = str(error)
-        mine = Hello(
-            host=self.place.spec.host.key,
-            hostname=self.place.spec.host.hostname,
-            pid=os.getpid(),
-            device=devices.name(self.backend.device),
-            index=self.backend.device.index,
-            free=devices.free_memory(self.backend.device, 1),
-            plan=hashlib.sha256(repr(self._shared_plan()).encode()).hexdigest(),
-            versions=versions(self.backend),
-            environment=records.kept_environment(os.environ),
-            trouble=trouble,
-        )
-        hellos = [Hello(**json.loads(text)) for text in self.backend.gather_text(mine.dump())]
-        first = hellos[0]
-        if first.trouble:
-            self._refuse(UsageError(first.trouble))
-        for rank, hello in enumerate(hellos):
-            if hello.plan != first.plan:
-                self._refuse(
-                    UsageError(
-                        f"rank {rank} ({hello.hostname}) was started with other arguments than "
-                        "rank 0; give every rank the same command line"
-                    )
-                )
-        return hellos
+        plan = hashlib.sha256(repr(self._shared_plan()).encode()).hexdigest()
+        mine = agreement.hello(self.place, self.measured, plan, trouble)
+        return agreement.exchange(self.backend, mine)
 
     def _shared_plan(self) -> tuple[object, ...]:
         # Only rank 0 writes the file, so its name may differ.
-        a = self.arguments
-        checks = (a.iterations, a.warmup, a.checks)
-        return (self.row.name, a.sizes(), a.numbers, a.redops, checks, bool(a.stock))
+        a = replace(self.arguments, json="", rows=(), concurrent=(), gates=(), timeout=None)
+        names = [row.name for row in self.arguments.rows]
+        families = [(family, row.name) for family, row in self.arguments.concurrent]
+        return (names, families, repr(a))
 
     def _refuse(self, error: CommkitError) -> NoReturn:
-        """End every rank alike; one of them says why."""
-        if self.leader:
-            raise error
-        raise SystemExit(error.exit_code)
+        agreement.refuse(self.backend, error)
+
+    def _starter(self) -> str:
+        if self.measured.name in ("mpi", "fake"):
+            return self.measured.name
+        return "torch" if self.arguments.stock else "commkit"
+
+    def _teams(self) -> list[Team]:
+        """The families of groups to measure in, made by all ranks."""
+        a, n = self.arguments, self.backend.world_size
+        wanted: dict[str, tuple[tuple[int, ...], ...]] = {}
+        try:
+            if a.groups:
+                wanted[a.groups] = teams.split(a.groups, self._hellos)
+            for name in [a.group] if a.group else [family for family, _ in a.concurrent]:
+                wanted[name] = teams.family(a.layout, name, n)
+            if not wanted:
+                made = [teams.world(self.measured)]
+            else:
+                self.watch.phase("making groups")
+                made = [
+                    Team(label, self._make_group(label, groups), len(groups[0]), groups)
+                    for label, groups in wanted.items()
+                ]
+        except (UsageError, Unsupported) as error:
+            self._refuse(error)
+        for team in made:
+            if a.root >= team.size and any(row.rooted for row in a.rows):
+                self._refuse(UsageError(f"-r {a.root}: expected a rank below {team.size}"))
+        return made
 
     def _hosts(self) -> int:
         return len({hello.host for hello in self._hellos})
 
-    def _header(self, start_up: float, phases: dict[str, float]) -> list[str]:
-        backend, hosts = self.backend, self._hosts()
+    def _header(self, start_up: float, phases: dict[str, float], made: Sequence[Team]) -> list[str]:
+        backend, hosts = self.measured, self._hosts()
         world = f"{_many(backend.world_size, 'rank')} on {_many(hosts, 'host')}"
-        starter = "torch.distributed" if self.arguments.stock else "commkit"
+        starters = {"torch": "torch.distributed", "mpi": "MPI", "fake": "torch's fake group"}
+        starter = starters.get(self._starter(), "commkit")
         parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items())
         lines = [
             f"# commkit {VERSION}, torch {torch.__version__}, backend {backend.name}, "
@@ -171,82 +173,185 @@ class Sweep:
             f"# process group started by {starter} in {start_up:.3f} s"
             + (f" ({parts})" if parts else ""),
         ]
-        if hosts == 1 and backend.world_size > 1:
+        if not backend.verifies:
+            lines.append("# simulated: one process, peers are only counted, no data are moved")
+        elif hosts == 1 and backend.world_size > 1:
             lines.append("# loopback: all ranks are on one host, no network is measured")
         if backend.world_size == 1:
             lines.append("# single rank: bus bandwidth is not defined")
-        lines += self._differences()
-        lines += table.plan_lines(self.arguments, self.row)
+        for team in made:
+            if team.label:
+                lines.append(
+                    f"# {team.label}: {_many(len(team.groups), 'group')} of "
+                    f"{_many(team.size, 'rank')} at the same time, "
+                    f"first: {' '.join(map(str, team.groups[0][:16]))}"
+                    + (" ..." if team.size > 16 else "")
+                )
+        lines += agreement.differences(self._hellos)
         lines += table.device_lines([(h.hostname, h.pid, h.place()) for h in self._hellos])
         lines.append(f"# time: median over iterations of the slowest rank ({backend.clock} clock)")
-        lines.append(f"# {self.row.copies}")
+        if self.arguments.mode != "blocking":
+            lines.append(f"# calls: {self._how()}")
         return lines
 
-    def _differences(self) -> list[str]:
-        """Library versions and settings in which a rank differs from rank 0: the first of each."""
-        lines: dict[str, str] = {}
-        first = self._hellos[0]
-        for rank, hello in enumerate(self._hellos):
-            for ours, theirs in (
-                (first.versions, hello.versions),
-                (first.environment, hello.environment),
-            ):
-                for name in sorted(ours.keys() | theirs.keys()):
-                    a, b = ours.get(name, "unset"), theirs.get(name, "unset")
-                    own = name.endswith(("_VISIBLE_DEVICES", "_HOST_ID"))
-                    if a != b and name not in lines and not own:
-                        lines[name] = f"# warning: {name} is {a} on rank 0, {b} on rank {rank}"
-        return list(lines.values())
+    def _how(self) -> str:
+        a = self.arguments
+        if a.mode == "async":
+            return "asynchronous, each is waited for"
+        if a.mode == "graph":
+            return f"{a.aggregated} in a graph that is replayed; times are of one call"
+        by = "coalesced" if "nccl" in self.measured.name else "in flight together"
+        return f"{a.aggregated} {by}; times are of one call"
 
-    def _supported(self) -> tuple[list[tuple[Number, str]], list[str]]:
-        """The pairs to sweep, and a line for each that the back end does not have."""
+    def _supported(self, team: Team, row: Collective) -> list[tuple[Number, str]]:
+        """The pairs to sweep; says which ones the back end does not have."""
         pairs, refusals = [], []
+        seen: set[str] = set()
         for number in self.arguments.numbers:
-            for redop in self.arguments.redops:
-                self.watch.phase(f"trying {number.name} {redop}")
-                refusal = self.backend.supports(number, redop)
+            for redop in self.arguments.redops if row.reduces else ("none",):
+                if not row.moves and seen:
+                    continue
+                seen.add(redop)
+                self.watch.phase(f"trying {row.name} {number.name} {redop}")
+                mine = "" if team.backend is None else team.backend.supports(number, redop, row)
+                answers = [mine] if len(team.groups) == 1 else self.backend.gather_text(mine)
+                refusal = next((text for text in answers if text), "")
                 if refusal:
-                    refusals.append(f"{number.name} {redop} ({self.backend.name}: {refusal})")
+                    refusals.append(f"{number.name} {redop} ({self.measured.name}: {refusal})")
                 else:
                     pairs.append((number, redop))
-        if not pairs:
-            self._refuse(UsageError(f"{self.row.name} is not supported for {'; '.join(refusals)}"))
-        return pairs, [f"# not supported: {text}" for text in refusals]
+        if not pairs and len(self.arguments.rows) == 1:
+            self._refuse(UsageError(f"{row.name} is not supported for {'; '.join(refusals)}"))
+        # Only now: a run that measures nothing says so in one line.
+        header, self._header_lines = self._header_lines, []
+        self._say(header + [f"# not supported: {row.name} {text}" for text in refusals])
+        return pairs
 
-    # -- one type and reduction
+    # -- one collective
 
-    def _sweep(self, number: Number, redop: str, sizes: Sequence[int], bar: Bar) -> None:
-        send, receive = self._buffers(number, sizes[-1])
+    def _one_row(self, team: Team, row: Collective, sizes: Sequence[int]) -> None:
+        pairs = self._supported(team, row)
+        if not row.moves:
+            sizes = (0,)
+        self._say(table.plan_lines(self.arguments, row))
+        if row.note and self.measured.name not in ("mpi", "cupy-nccl"):
+            self._say([f"# {row.note}"])
+        self._say(table.label_lines())
+        first = len(self.results)
+        bar = Bar(len(sizes) * len(pairs), self.leader)
+        try:
+            for number, redop in pairs:
+                if not self.interrupted:
+                    self._sweep(team, row, number, redop, sizes, bar)
+        finally:
+            bar.close()
+        mine = self.results[first:]
+        self._say(self._slowest(mine) + table.footer_lines(mine, row))
+
+    def _job(self, row: Collective, number: Number, redop: str, size: int) -> Job:
+        a = self.arguments
+        return Job(
+            row,
+            number,
+            redop,
+            size,
+            a.iterations,
+            a.warmup,
+            a.checks,
+            a.root,
+            a.mode,
+            a.aggregated,
+            a.budget,
+            a.precision,
+        )
+
+    def _sweep(
+        self,
+        team: Team,
+        row: Collective,
+        number: Number,
+        redop: str,
+        sizes: Sequence[int],
+        bar: Bar,
+    ) -> None:
+        buffers = self._buffers(row, number, sizes[-1], team.size)
         last_count = -1
         for size in sizes:
-            job = Job(
-                self.row,
-                number,
-                redop,
-                size,
-                self.arguments.iterations,
-                self.arguments.warmup,
-                self.arguments.checks,
-            )
-            count = self.row.count(size, number.size, self.backend.world_size)
+            count = row.shape(size, number.size, team.size).part
             bar.advance()
             if count == last_count:
                 continue  # rounded to whole elements it is the row before
             last_count = count
-            bar.show(f"{number.name} {redop} {size}")
-            result = self._one(job, send, receive)
+            bar.show(f"{row.name} {number.name} {redop} {size}")
+            job = self._job(row, number, redop, size)
+            result = self._one(team, job, buffers)
             with bar.hidden():
-                self._report(job, result)
+                self._report(team, job, result)
             if result.stop:
                 self.interrupted = True
                 return
 
-    def _buffers(self, number: Number, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two buffers of the largest size, or the same refusal on every rank."""
-        count = self.row.count(size, number.size, self.backend.world_size)
+    # -- several families at once, as a training step has them
+
+    def _all_at_once(self, made: Sequence[Team], sizes: Sequence[int]) -> None:
+        """Each family alone, then all of them together, size by size."""
+        rows = [row for _, row in self.arguments.concurrent]
+        label = "+".join(f"{family}:{row.name}" for family, row in self.arguments.concurrent)
+        number = self.arguments.numbers[0]
+        redop = self.arguments.redops[0]
+        parts = list(zip(made, rows, strict=True))
+        for team, row in parts:
+            self._supported(team, row)
+        buffers = [self._buffers(row, number, sizes[-1], team.size) for team, row in parts]
+        self._say(table.plan_lines(self.arguments, rows[0]))
+        self._say([f"# concurrent: {label}; rows: each family alone, then all together, where the"])
+        self._say(["# time is until the last one is done", *table.label_lines()])
+        for size in sizes:
+            jobs = [self._job(row, number, redop, size) for row in rows]
+            alone = []
+            for (team, _), job, pair in zip(parts, jobs, buffers, strict=True):
+                result = self._one(team, job, pair)
+                alone.append(result)
+                self._report(team, job, result, f"{team.label} alone")
+            self.watch.allow(self.arguments.timeout or self._patience(size))
+            results = measure_together(
+                self.backend,
+                [(team.backend, team.size) for team in made],
+                jobs,
+                buffers,
+                seed=self._seed(),
+                stop=lambda: self.watch.interrupted,
+                phase=functools.partial(self._phase_together, size),
+            )
+            for team, job, result in zip(made, jobs, results, strict=True):
+                self.results.append(result)
+                self._report(team, job, result, f"{team.label} together", label)
+            times = [result.in_place.summary.p50 for result in alone]
+            together = results[0].in_place.summary.p50
+            self._say(
+                [
+                    f"# size {size}: together {together * 1e6:.1f} us, "
+                    f"{together / max(times):.2f} of the slowest alone, "
+                    f"{together / sum(times):.2f} of one after the other (in place)"
+                ]
+            )
+            if any(result.stop for result in [*alone, *results]):
+                self.interrupted = True
+                return
+
+    def _phase_together(self, size: int, name: str) -> None:
+        self.watch.phase(f"size {size} together: {name}")
+
+    # -- one size
+
+    def _buffers(
+        self, row: Collective, number: Number, size: int, n: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two buffers for the largest size, or the same refusal on every rank."""
         failed, buffers = "", []
         try:
-            buffers = [self.backend.buffer(count, number) for _ in range(2)]
+            for count in buffer_counts(row, size, number.size, n):
+                buffers.append(self.measured.buffer(count, number))
         except (RuntimeError, MemoryError, Unsupported) as error:
             failed = str(error).partition("\n")[0]
         for rank, text in enumerate(self.backend.gather_text(failed)):
@@ -256,13 +361,16 @@ class Sweep:
                 )
         return buffers[0], buffers[1]
 
-    def _check_memory(self, need: int, size: int) -> None:
+    def _check_memory(self, size: int, made: Sequence[Team]) -> None:
+        rows = [row for _, row in self.arguments.concurrent] or self.arguments.rows
+        needs = [memory(row, size, team.size) for row in rows for team in made]
+        need = (sum(needs) if self.arguments.concurrent else max(needs)) + _ROOM
         local = [sum(h.host == other.host for other in self._hellos) for h in self._hellos]
-        shared = self.backend.device.type == "cpu"
+        shared = self.measured.device.type == "cpu" and self.measured.verifies
         rooms = [h.free // (n if shared else 1) for h, n in zip(self._hellos, local, strict=True)]
         rank = min(range(len(rooms)), key=rooms.__getitem__)
         if need > rooms[rank]:
-            most = max(0, rooms[rank] - _ROOM) // 2
+            most = max(0, rooms[rank] - _ROOM) * size // max(1, need - _ROOM)
             self._refuse(
                 UsageError(
                     f"-e {size}: two buffers need {need >> 20} MiB a rank; rank {rank} "
@@ -271,15 +379,19 @@ class Sweep:
                 )
             )
 
-    def _one(self, job: Job, send: torch.Tensor, receive: torch.Tensor) -> Result:
+    def _seed(self) -> int:
+        return len(self.results) * 2 * max(1, self.arguments.checks)
+
+    def _one(self, team: Team, job: Job, buffers: tuple[torch.Tensor, torch.Tensor]) -> Result:
         self.watch.allow(self.arguments.timeout or self._patience(job.size))
         began = time.monotonic()
         result = measure(
-            self.backend,
+            team.backend,
             job,
-            send,
-            receive,
-            seed=len(self.results) * 2 * max(1, job.checks),
+            buffers,
+            control=self.backend,
+            group_size=team.size,
+            seed=self._seed(),
             stop=lambda: self.watch.interrupted,
             phase=lambda name: self.watch.phase(f"size {job.size}: {name}"),
         )
@@ -310,14 +422,21 @@ class Sweep:
         if self.arguments.json in ("", "-"):
             self.watch.interrupted = True
 
-    def _report(self, job: Job, result: Result) -> None:
-        line = table.result_line(result, job.number.name, job.redop)
+    def _report(
+        self, team: Team, job: Job, result: Result, what: str = "", concurrent: str = ""
+    ) -> None:
+        redop = job.redop if job.row.reduces else "none"
+        line = table.result_line(result, job.number.name, redop)
+        if what:
+            line += f"  # {what}: {job.row.name}"
         self._say([line, *table.first_wrong_lines(result)])
+        for placement in (result.out_of_place, result.in_place):
+            self.records.append(self._recorder.record(team, job, result, placement, concurrent))
         if self._writer is None:
             return
         try:
-            for placement in (result.out_of_place, result.in_place):
-                self._writer.write(self._record(job, result, placement))
+            for record in self.records[-2:]:
+                self._writer.write(record)
         except BrokenPipeError:
             self._nobody_reads(sys.stdout)
         except OSError as error:
@@ -326,52 +445,14 @@ class Sweep:
                 f"{len(self.results) - 1} sizes were kept"
             ) from error
 
-    def _record(self, job: Job, result: Result, placement: Placement) -> records.Measurement:
-        us, summary = 1e6, placement.summary  # three decimals: nanoseconds
-        return records.Measurement(
-            collective=self.row.name,
-            dtype=job.number.name,
-            redop=job.redop if self.row.reduces else "none",
-            root=-1,
-            in_place=placement.in_place,
-            bytes=result.bytes,
-            count=result.count,
-            world_size=self.backend.world_size,
-            hosts=self._hosts(),
-            backend=self.backend.name,
-            device=self._hellos[0].device,
-            start="torch" if self.arguments.stock else "commkit",
-            iterations=job.iterations,
-            warmup_iterations=job.warmup,
-            clock=self.backend.clock,
-            times_us=tuple(round(value * us, 3) for value in placement.times),
-            time_us=round(summary.p50 * us, 3),
-            min_us=round(summary.minimum * us, 3),
-            mean_us=round(summary.mean * us, 3),
-            p95_us=round(summary.p95 * us, 3),
-            p99_us=round(summary.p99 * us, 3),
-            max_us=round(summary.maximum * us, 3),
-            cv=summary.cv,
-            slowest_rank=placement.slowest_rank,
-            slowest_rank_time_us=round(placement.slowest_time * us, 3),
-            algbw_gbps=placement.algbw,
-            busbw_gbps=placement.busbw,
-            wrong=placement.wrong,
-            first_wrong=placement.first_wrong,
-            run=self._run,
-            timestamp=time.time(),
-            versions=self._hellos[0].versions,
-            environment=self._hellos[0].environment,
-        )
-
-    def _slowest(self) -> list[str]:
+    def _slowest(self, results: Sequence[Result]) -> list[str]:
         """One rank that is last all the time is a finding; ranks that take turns are noise."""
-        if self.backend.world_size == 1 or not self.results:
+        if self.backend.world_size == 1 or not results:
             return []
-        counts = collections.Counter(result.in_place.slowest_rank for result in self.results)
+        counts = collections.Counter(result.in_place.slowest_rank for result in results)
         rank, times = counts.most_common(1)[0]
         host = self._hellos[rank].hostname
-        return [f"# slowest rank in place: {rank} ({host}) in {times} of {len(self.results)} rows"]
+        return [f"# slowest rank in place: {rank} ({host}) in {times} of {len(results)} rows"]
 
     def _verdict(self) -> int:
         wrong = any(r.out_of_place.wrong or r.in_place.wrong for r in self.results)
@@ -395,20 +476,12 @@ class Sweep:
         return [f"# below --min-busbw: size {result.bytes} in place {busbw:.4g} < {gate.busbw:g}"]
 
 
+def memory(row: Collective, size: int, n: int) -> int:
+    """Bytes of the buffers that a rank allocates for `size` bytes asked for."""
+    copies = sum(buffer_counts(row, size, 1, n))
+    staged = row.name in _STAGED or row.partner(0, 2) is not None
+    return copies + (size if staged else 0)
+
+
 def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def versions(backend: Any) -> dict[str, str]:
-    found = {
-        "commkit": VERSION,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-    }
-    if backend.device.type == "cuda":
-        found["cuda"] = str(torch.version.cuda)
-        nccl: Any = torch.cuda.nccl  # torch leaves it untyped
-        found["nccl"] = ".".join(str(part) for part in nccl.version())
-    return found

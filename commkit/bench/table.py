@@ -27,12 +27,14 @@ def fitted(value: float, width: int) -> str:
 
 
 def plan_lines(arguments: Arguments, row: Collective) -> list[str]:
+    graph = arguments.aggregated if arguments.mode == "graph" else 0
     step = f"{arguments.factor}(factor)" if arguments.factor else f"{arguments.step}(bytes)"
     return [
         f"# Collective test starting: {row.name}",
         f"# nThread 1 nGpus 1 minBytes {arguments.minimum} maxBytes {arguments.maximum} "
         f"step: {step} warmup iters: {arguments.warmup} iters: {arguments.iterations} "
-        f"agg iters: 1 validation: {arguments.checks} graph: 0 unalign: 0",
+        f"agg iters: {1 if graph else arguments.aggregated} validation: {arguments.checks} "
+        f"graph: {graph} unalign: 0",
         "#",
     ]
 
@@ -70,7 +72,7 @@ def _half(placement: Placement) -> str:
 
 
 def result_line(result: Result, type_name: str, redop: str) -> str:
-    head = f"{result.bytes:12d}  {result.count:12d}  {type_name:>8}  {redop:>6}  {-1:>6}"
+    head = f"{result.bytes:12d}  {result.count:12d}  {type_name:>8}  {redop:>6}  {result.root:>6}"
     return head + _half(result.out_of_place) + _half(result.in_place)
 
 

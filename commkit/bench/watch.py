@@ -13,8 +13,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from commkit.bench.blame import AskOthers, Progress, where_is
 from commkit.errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
 
 #: Seconds between an interrupt and a forced exit: the ranks agree on where to stop, and the
@@ -33,7 +35,13 @@ class Watch:
         self.interrupted = False
         #: While true an interrupt only sets `interrupted`: all ranks stop after the same size.
         self.deferring = False
+        #: Who else is late: set once there is a store to ask over.
+        self.ask_others: AskOthers | None = None
+        #: How many timed calls of this phase have returned.
+        self.calls: Callable[[], int] = lambda: 0
         self._phase = "start-up"
+        self._step = 0
+        self._thread = threading.get_ident()
         self._limit = 0.0
         self._deadline: float | None = None
         self._wake = threading.Condition()
@@ -77,6 +85,7 @@ class Watch:
 
     def phase(self, name: str) -> None:
         self._phase = name
+        self._step += 1
 
     def describe(self) -> str:
         return f"{self.who}: {self._phase}"
@@ -120,9 +129,15 @@ class Watch:
                 self._wake.wait(left)
             else:
                 return
+        others = ""
+        if self.ask_others is not None:
+            here = Progress(self._step, self.calls(), self._phase, where_is(self._thread))
+            others = self.ask_others(here)
         self._leave(
-            f"no end within {self._limit:g} s; a rank is stuck or unreachable: run on two hosts "
-            "at a time to find the pair, or give a longer --timeout",
+            f"no end within {self._limit:g} s; "
+            + (f"{others}; " if others else "")
+            + "a rank is stuck or unreachable: commkit bench preflight finds hosts that cannot "
+            "reach each other, or give a longer --timeout",
             EXIT_TIMEOUT,
         )
 

@@ -1,28 +1,22 @@
-"""What the engine needs from a communication library, and torch.distributed's version of it."""
+"""What the engine needs from a communication library."""
 
 from __future__ import annotations
 
-import itertools
-import re
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from commkit.errors import CommkitError
+from commkit.measure.collectives import ALL_REDUCE, Collective
 from commkit.measure.numbers import Number
+from commkit.measure.operation import Operation
 
 Buffer: TypeAlias = torch.Tensor
 
-_REDOPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
-}
+#: How calls are made.  blocking: one after the other; async: each is issued and then waited for;
+#: coalesced: several are issued together; graph: replayed from a captured graph.
+MODES = ("blocking", "async", "coalesced", "graph")
 
 
 class Unsupported(CommkitError):
@@ -30,9 +24,11 @@ class Unsupported(CommkitError):
 
 
 class Backend(Protocol):
-    """A world of ranks that can run, time and report collectives.
+    """A group of ranks that can run, time and report collectives.
 
-    `all_reduce` orders work as the library does; its result is there after `synchronize`.
+    Calls are ordered as the library does it; their results are there after `synchronize`.  `rank`
+    and `world_size` are of the group.  `marks` grows while something is timed: a thread that asks
+    how far this rank has come reads its length.  `verifies` is false where no data are moved.
     """
 
     name: str
@@ -40,9 +36,29 @@ class Backend(Protocol):
     clock: str
     rank: int
     world_size: int
+    verifies: bool
+    marks: list[int]
 
     def buffer(self, count: int, number: Number) -> Buffer: ...
+    def run(self, op: Operation) -> None:
+        """One call of the operation's row, waited for as the mode says."""
+
+    def caller(self, op: Operation, mode: str, aggregated: int) -> Callable[[], None]:
+        """What one timed iteration does: `aggregated` calls.  Raises Unsupported."""
+
+    # one method a row of collectives.COLLECTIVES
     def all_reduce(self, send: Buffer, receive: Buffer, redop: str) -> None: ...
+    def all_gather(self, op: Operation) -> None: ...
+    def reduce_scatter(self, op: Operation) -> None: ...
+    def all_to_all(self, op: Operation) -> None: ...
+    def all_to_all_v(self, op: Operation) -> None: ...
+    def broadcast(self, op: Operation) -> None: ...
+    def reduce(self, op: Operation) -> None: ...
+    def gather_to(self, op: Operation) -> None: ...
+    def scatter_from(self, op: Operation) -> None: ...
+    def exchange(self, op: Operation) -> None: ...
+    def wait_for_all(self, op: Operation) -> None: ...
+
     def synchronize(self) -> None: ...
     def barrier(self) -> None: ...
     def time(self, call: Callable[[], None], iterations: int) -> list[float]:
@@ -52,8 +68,8 @@ class Backend(Protocol):
         """Every rank's values (as many on each), in rank order."""
 
     def gather_text(self, text: str) -> list[str]: ...
-    def supports(self, number: Number, redop: str) -> str:
-        """'' if all_reduce takes this type and reduction, else the library's own words."""
+    def supports(self, number: Number, redop: str, row: Collective = ALL_REDUCE) -> str:
+        """'' if the row takes this type and reduction, else the library's own words."""
 
 
 def torch_dtype(number: Number) -> torch.dtype | None:
@@ -62,91 +78,28 @@ def torch_dtype(number: Number) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
-class TorchBackend:
-    """The default process group.  Requires that it exists."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.name = name
-        self.device = device
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
-        self.clock = "cuda-events" if device.type == "cuda" else "monotonic"
-
-    def buffer(self, count: int, number: Number) -> Buffer:
-        """Zeros: repeated sums in place of anything else overflow, and denormals are slow."""
-        dtype = torch_dtype(number)
-        if dtype is None:
-            raise Unsupported(f"torch {torch.__version__} has no type {number.torch_name}")
-        return torch.zeros(count, dtype=dtype, device=self.device)
-
-    def all_reduce(self, send: Buffer, receive: Buffer, redop: str) -> None:
-        if send is not receive:
-            receive.copy_(send)
-        dist.all_reduce(receive, _REDOPS[redop])
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def barrier(self) -> None:
-        # Not dist.barrier: that one guesses a device where none is bound.
-        dist.all_reduce(torch.zeros(1, device=self.device))
-        self.synchronize()
-
-    def time(self, call: Callable[[], None], iterations: int) -> list[float]:
-        if self.device.type == "cuda":
-            return self._time_with_events(call, iterations)
-        marks = [time.perf_counter_ns()]
-        for _ in range(iterations):
-            call()
-            marks.append(time.perf_counter_ns())
-        return [(b - a) * 1e-9 for a, b in itertools.pairwise(marks)]
-
-    def _time_with_events(self, call: Callable[[], None], iterations: int) -> list[float]:
-        # Events are ordered on the device, so the host's launch time does not count.
-        event: Any = torch.cuda.Event  # torch leaves it untyped
-        marks = [event(enable_timing=True) for _ in range(iterations + 1)]
-        marks[0].record()
-        for mark in marks[1:]:
-            call()
-            mark.record()
-        self.synchronize()
-        return [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)]
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(rows, mine)
-        return [row.tolist() for row in rows]
-
-    def gather_text(self, text: str) -> list[str]:
-        data = text.encode()
-        longest = max(int(row[0]) for row in self.gather([len(data)]))
-        padded = bytearray(data.ljust(longest + 1, b"\0"))
-        mine = torch.frombuffer(padded, dtype=torch.uint8).to(self.device)
-        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(rows, mine)
-        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
-
-    def supports(self, number: Number, redop: str) -> str:
-        """Tries one element.  Libraries refuse a type on every rank alike."""
-        try:
-            probe = self.buffer(1, number)
-            self.all_reduce(probe, probe, redop)
-            self.synchronize()
-        except Unsupported as error:
-            return str(error)
-        except (RuntimeError, ValueError, TypeError) as error:
-            text = str(error).partition("\n")[0]
-            # A lost connection is a RuntimeError too, and must not pass for a refusal.
-            if isinstance(error, RuntimeError) and not _REFUSAL.search(text):
-                raise
-            return text
-        return ""
+def zeros(count: int, number: Number, device: torch.device) -> Buffer:
+    """Zeros: repeated sums in place of anything else overflow, and denormals are slow."""
+    dtype = torch_dtype(number)
+    if dtype is None:
+        raise Unsupported(f"torch {torch.__version__} has no type {number.torch_name}")
+    return torch.zeros(count, dtype=dtype, device=device)
 
 
-_REFUSAL = re.compile(
-    r"invalid scalar type|can't be cast|unsupported|not supported|not implemented|unconvertible"
-    r"|unhandled|cannot use|invalid (data|scalar|reduction)|requires nccl|float8|unknown type",
-    re.IGNORECASE,
-)
+def probe(
+    row: Collective, number: Number, redop: str, rank: int, world_size: int, device: torch.device
+) -> Operation:
+    """The smallest operation of a row, out of place, to see whether a library takes it."""
+    size = 16 * world_size if row is not ALL_REDUCE else number.size
+    shape = row.shape(size, number.size, world_size)
+    return Operation(
+        row,
+        shape,
+        zeros(shape.send, number, device),
+        zeros(shape.receive, number, device),
+        redop,
+        rank,
+        world_size,
+        root=0,
+        in_place=False,
+    )

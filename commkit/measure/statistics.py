@@ -62,3 +62,41 @@ def slowest_rank(rows: Sequence[Sequence[float]]) -> tuple[int, float]:
 def algbw(size: int, seconds: float) -> float:
     """Size over time in 1e9 bytes a second; 0 for no bytes or no time, never nan or infinity."""
     return size / seconds / 1e9 if size > 0 and seconds > 0 else 0.0
+
+
+def skew(medians: Sequence[float]) -> float:
+    """(largest - smallest) / median of the ranks' own medians; 0 for one rank."""
+    middle = statistics.median(medians)
+    return (max(medians) - min(medians)) / middle if middle > 0 else 0.0
+
+
+def median_interval(times: Sequence[float]) -> tuple[float, float] | None:
+    """A 95 % interval of the median from order statistics, or None for fewer than 6 values.
+
+    Distribution-free: the number of values below the true median is binomial(n, 1/2), so the
+    interval runs from the k-th smallest to the k-th largest value with the largest k for which
+    P(fewer than k) <= 2.5 %.  (Conover, Practical Nonparametric Statistics, section 3.2.)
+    Neighbouring iterations that are correlated make it too narrow.
+    """
+    n = len(times)
+    below, k = 0.0, 0
+    log_half = n * math.log(0.5)
+    while k < n // 2:
+        log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        below += math.exp(log_choose + log_half)
+        if below > 0.025:
+            break
+        k += 1
+    if k == 0:
+        return None
+    ordered = sorted(times)
+    return ordered[k - 1], ordered[n - k]
+
+
+def precision(times: Sequence[float]) -> float | None:
+    """Half of the median's 95 % interval over the median; None where there is no interval."""
+    interval = median_interval(times)
+    middle = statistics.median(times) if times else 0.0
+    if interval is None or middle <= 0:
+        return None
+    return (interval[1] - interval[0]) / 2 / middle

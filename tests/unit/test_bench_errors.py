@@ -8,8 +8,8 @@ import torch
 from commkit.bench import session
 from commkit.bench.watch import Watch
 from commkit.errors import OverlayTimeout, RankDied, UsageError
-from commkit.measure.backend import TorchBackend
 from commkit.measure.numbers import NUMBERS
+from commkit.measure.torch_backend import TorchBackend
 
 LOST = (
     "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:47287. This is "
@@ -22,6 +22,7 @@ class Refusing(TorchBackend):
 
     def __init__(self, error):
         self.error = error
+        self.rank, self.world_size = 0, 1
         self.device = torch.device("cpu")
 
     def all_reduce(self, send, receive, redop):

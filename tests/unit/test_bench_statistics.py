@@ -16,7 +16,7 @@ def test_bandwidths_of_eight_ranks_and_a_gibibyte_in_five_milliseconds():
 
 @pytest.mark.parametrize(("size", "element", "count"), [(1000, 4, 250), (1003, 4, 250), (7, 8, 0)])
 def test_sizes_are_rounded_down_to_whole_elements(size, element, count):
-    assert ALL_REDUCE.count(size, element, 3) == count
+    assert ALL_REDUCE.shape(size, element, 3).part == count
 
 
 def test_one_rank_has_no_bus():
