@@ -62,17 +62,21 @@ class MpiBackend:
     # -- calls
 
     def _spec(self, buffer: Buffer, reduces: bool, counts: Sequence[int] | None = None) -> Any:
-        """[memory, count or counts, type] as mpi4py wants them; the memory is the tensor's own."""
+        """[memory, type] or [memory, counts, type] as mpi4py wants them; the tensor's own memory.
+
+        A single count would be that of one rank's part; without one mpi4py divides the memory.
+        """
         size = buffer.element_size()
         memory = buffer.view(torch.uint8).numpy()
         name = _TYPES.get(buffer.dtype)
         if name is not None:
-            many: Any = buffer.numel() if counts is None else list(counts)
-            return [memory, many, getattr(self._mpi, name)]
+            kind = getattr(self._mpi, name)
+            return [memory, kind] if counts is None else [memory, list(counts), kind]
         if reduces:
             raise Unsupported(f"MPI cannot reduce {buffer.dtype}".replace("torch.", ""))
-        many = buffer.numel() * size if counts is None else [count * size for count in counts]
-        return [memory, many, self._mpi.BYTE]
+        if counts is None:
+            return [memory, self._mpi.BYTE]
+        return [memory, [count * size for count in counts], self._mpi.BYTE]
 
     def _redop(self, redop: str) -> Any:
         if redop not in _REDOPS:
