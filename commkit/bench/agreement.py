@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from commkit import records
+from commkit import launch, records
 from commkit.bench import device as devices
 from commkit.bench.placement import Place
 from commkit.errors import CommkitError, UsageError
@@ -42,14 +42,15 @@ class Hello:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
 
-def hello(place: Place, backend: Backend, plan: str, trouble: str) -> Hello:
+def hello(place: Place | None, backend: Backend, plan: str, trouble: str) -> Hello:
+    host = place.spec.host if place is not None else launch.host_identity()
     return Hello(
-        host=place.spec.host.key,
-        hostname=place.spec.host.hostname,
+        host=host.key,
+        hostname=host.hostname,
         pid=os.getpid(),
         device=devices.name(backend.device),
         index=backend.device.index,
-        local_rank=place.spec.local_rank,
+        local_rank=None if place is None else place.spec.local_rank,
         free=devices.free_memory(backend.device, 1),
         plan=plan,
         versions=versions(backend),

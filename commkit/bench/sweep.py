@@ -53,14 +53,16 @@ class Sweep:
     def __init__(
         self,
         arguments: Arguments,
-        place: Place,
+        place: Place | None,
         backend: Backend,
         watch: Watch,
         make_group: MakeGroup,
         measured: Backend | None = None,
+        *,
+        stock: bool = False,
     ) -> None:
         """`measured` is the world's back end where `backend` only carries the ranks' talk."""
-        self.arguments = arguments
+        self.arguments = replace(arguments, stock=arguments.stock or stock)
         self.place = place
         self.backend = backend
         self.measured = measured or backend
@@ -69,12 +71,28 @@ class Sweep:
         self.results: list[Result] = []
         self.records: list[records.Measurement] = []
         self.interrupted = False
+        self.short: list[str] = []  # what is below a gate
         self._make_group = make_group
         self._writer: records.Writer | None = None
-        self._out = sys.stderr if arguments.json == "-" else sys.stdout
+        self._out: TextIO = sys.stderr if arguments.json == "-" else sys.stdout
         self._hellos: list[Hello] = []
         self._header_lines: list[str] = []
         self._last_time, self._last_bytes = 0.0, 0
+
+    def print_to(self, stream: TextIO) -> None:
+        self._out = stream
+
+    def first_wrong(self) -> str:
+        for record in self.records:
+            wrong = record.first_wrong
+            if wrong is not None:
+                where = "in place" if record.in_place else "out of place"
+                return (
+                    f"{record.collective} of {record.bytes} bytes {where}: {record.wrong} wrong "
+                    f"elements, first: rank {wrong.rank} index {wrong.index} got {wrong.got} "
+                    f"expected {wrong.expected:.17g}"
+                )
+        return "no wrong element"
 
     def run(self, start_up: float, phases: dict[str, float]) -> int:
         self._hellos = self._agree()
@@ -456,13 +474,13 @@ class Sweep:
 
     def _verdict(self) -> int:
         wrong = any(r.out_of_place.wrong or r.in_place.wrong for r in self.results)
-        short = [line for result in self.results for line in self._below_gate(result)]
-        self._say(short)
+        self.short = [line for result in self.results for line in self._below_gate(result)]
+        self._say(self.short)
         if wrong:
             return EXIT_WRONG_DATA
         if self.interrupted:
             return EXIT_INTERRUPTED
-        return EXIT_THRESHOLD if short else EXIT_OK
+        return EXIT_THRESHOLD if self.short else EXIT_OK
 
     def _below_gate(self, result: Result) -> list[str]:
         """In place only: out of place includes a copy that the collective does not need."""
