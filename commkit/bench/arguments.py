@@ -88,7 +88,7 @@ class Arguments:
     groups: str = ""  # a rule that splits the world
     concurrent: tuple[tuple[str, Collective], ...] = ()  # (family, what it does)
     link: float | None = None  # 1e9 bytes a second that a rank's link carries one way
-    preflight: bool = True
+    preflight: bool = False
 
     def sizes(self) -> tuple[int, ...]:
         return tuple(_sizes(self.minimum, self.maximum, self.factor, self.step))
@@ -192,7 +192,7 @@ def plan(
     groups: str = "",
     concurrent: str = "",
     link_speed: float | None = None,
-    preflight: bool = True,
+    preflight: bool = False,
 ) -> Arguments:
     """Check what the command line gave.  Raises UsageError naming flag, value and remedy.
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from commkit import api
 from commkit.bench import device as devices
 from commkit.bench.arguments import Arguments
 from commkit.bench.blame import Blame
+from commkit.bench.pairs import Pairs
 from commkit.bench.placement import Place
 from commkit.bench.sweep import Sweep
 from commkit.bench.watch import Watch
-from commkit.bench.worlds import MakeBackend, open_world
+from commkit.bench.worlds import MakeBackend, World, open_world
 from commkit.errors import CommkitError, OverlayTimeout, RankDied
 from commkit.measure.torch_backend import TorchBackend
 
@@ -27,12 +28,37 @@ _REPORT_DELAY = 2.0
 
 
 def run(arguments: Arguments, place: Place, *, make_backend: MakeBackend = TorchBackend) -> int:
-    """The exit code of this rank.
+    """The exit code of this rank, after a sweep.
 
     Raises UsageError, LaunchError and what init_process_group raises; RankDied or OverlayTimeout
     if a peer was lost during the sweep.  A deadline or an interrupt that finds the rank in native
     code ends the process with 124 or 130.
     """
+
+    def body(world: World, watch: Watch, took: float) -> int:
+        sweep = Sweep(arguments, place, world.control, watch, world.make_group, world.measured)
+        return sweep.run(took, world.phases)
+
+    return _in_a_world(arguments, place, body, make_backend)
+
+
+def run_pairs(
+    arguments: Arguments, which: str, place: Place, *, make_backend: MakeBackend = TorchBackend
+) -> int:
+    """The same for the matrix of pairs; `which` is one of pairs.WHICH."""
+
+    def body(world: World, watch: Watch, took: float) -> int:
+        return Pairs(arguments, which, place, world.measured, watch).run()
+
+    return _in_a_world(arguments, place, body, make_backend)
+
+
+def _in_a_world(
+    arguments: Arguments,
+    place: Place,
+    body: Callable[[World, Watch, float], int],
+    make_backend: MakeBackend,
+) -> int:
     backend_name, device = devices.choose(arguments.backend, place)
     devices.share_cores(place.spec.local_world_size or 1)
     with Watch(f"rank {place.rank} of {place.world_size}") as watch:
@@ -54,11 +80,9 @@ def run(arguments: Arguments, place: Place, *, make_backend: MakeBackend = Torch
         watch.phase("first collective")
         watch.calls = lambda: len(world.measured.marks)
         if world.store is not None and place.world_size > 1:
-            blame = Blame(world.store, place.rank, place.world_size, "sweep")
-            watch.ask_others = blame.ask
+            watch.ask_others = Blame(world.store, place.rank, place.world_size, "sweep").ask
         with _lost_peers(watch, arguments.stock):
-            sweep = Sweep(arguments, place, world.control, watch, world.make_group, world.measured)
-            code = sweep.run(took, world.phases)
+            code = body(world, watch, took)
             watch.allow(_LEAVING)
             watch.phase("leaving")
             watch.deferring = False

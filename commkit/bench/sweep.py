@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO
 import torch
 
 from commkit import records
-from commkit.bench import agreement, table, teams
+from commkit.bench import agreement, dryrun, table, teams
 from commkit.bench.agreement import Hello
 from commkit.bench.arguments import Arguments
 from commkit.bench.placement import Place
@@ -40,9 +40,6 @@ from commkit.version import VERSION
 
 #: Verification works in pieces; this covers its temporaries besides the buffers.
 _ROOM = 64 << 20
-#: Rows that send from a copy in place.
-_STAGED = frozenset({"all_to_all", "all_to_all_v"})
-
 #: (label, its groups) -> this rank's group as a back end, None for a rank that is in none
 MakeGroup = Callable[[str, tuple[tuple[int, ...], ...]], Backend | None]
 
@@ -381,7 +378,13 @@ class Sweep:
 
     def _check_memory(self, size: int, made: Sequence[Team]) -> None:
         rows = [row for _, row in self.arguments.concurrent] or self.arguments.rows
-        needs = [memory(row, size, team.size) for row in rows for team in made]
+        element = max(number.size for number in self.arguments.numbers)
+        needs = [
+            dryrun.memory(row, size, element, team.size)
+            for row in rows
+            for team in made
+            if row.moves
+        ] or [0]
         need = (sum(needs) if self.arguments.concurrent else max(needs)) + _ROOM
         local = [sum(h.host == other.host for other in self._hellos) for h in self._hellos]
         shared = self.measured.device.type == "cpu" and self.measured.verifies
@@ -445,9 +448,8 @@ class Sweep:
     ) -> None:
         redop = job.redop if job.row.reduces else "none"
         line = table.result_line(result, job.number.name, redop)
-        if what:
-            line += f"  # {what}: {job.row.name}"
-        self._say([line, *table.first_wrong_lines(result)])
+        label = [f"# {what}: {job.row.name}"] if what else []
+        self._say([*label, line, *table.first_wrong_lines(result)])
         for placement in (result.out_of_place, result.in_place):
             self.records.append(self._recorder.record(team, job, result, placement, concurrent))
         if self._writer is None:
@@ -492,13 +494,6 @@ class Sweep:
         if busbw >= gate.busbw:
             return []
         return [f"# below --min-busbw: size {result.bytes} in place {busbw:.4g} < {gate.busbw:g}"]
-
-
-def memory(row: Collective, size: int, n: int) -> int:
-    """Bytes of the buffers that a rank allocates for `size` bytes asked for."""
-    copies = sum(buffer_counts(row, size, 1, n))
-    staged = row.name in _STAGED or row.partner(0, 2) is not None
-    return copies + (size if staged else 0)
 
 
 def _many(count: int, noun: str) -> str:

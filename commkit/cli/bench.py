@@ -48,6 +48,8 @@ _SWEEP = (
     click.option("--concurrent", default="", metavar="F:C,...", help="... of several at once."),
     click.option("--groups", default="", metavar="RULE", help="split-by-host, rail, /N or %N."),
     click.option("--link-speed", type=float, metavar="GB/S", help="Of a rank's link, one way."),
+    click.option("--preflight", is_flag=True, help="First see which host cannot reach which."),
+    click.option("--dry-run", is_flag=True, help="Print plan, memory and expected time."),
     click.option(
         "--min-busbw",
         multiple=True,
@@ -64,6 +66,9 @@ def _options(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
         return function
 
     return add
+
+
+_PAIRS = ("ring", "bisection", "rail", "hosts")
 
 
 @click.group(invoke_without_command=True, context_settings=_HELP)
@@ -96,10 +101,11 @@ def command(context: click.Context, /, **flags: Any) -> int:
     return main.run(plan, default_nproc=_DEFAULT_NPROC, debug=settings.load().debug)
 
 
-def _measure(name: str, **flags: Any) -> int:
+def _measure(name: str, dry_run: bool, **flags: Any) -> int:
     from commkit.bench import arguments, main
 
-    return main.run(arguments.plan(collective=name, **flags), debug=settings.load().debug)
+    plan = arguments.plan(collective=name, **flags)
+    return main.run(plan, dry_run=dry_run, debug=settings.load().debug)
 
 
 _COMMON = """
@@ -123,6 +129,54 @@ def _add(name: str) -> None:
     command.command(name, help=text, short_help=text.partition(".")[0], context_settings=_HELP)(
         measure
     )
+
+
+@command.command("pairs", context_settings=_HELP)
+@_options(_RUN)
+@click.option("-b", "--minbytes", default="1M", show_default=True, help="Size for bandwidth.")
+@click.option("-n", "--iters", type=int, default=10, show_default=True, help="Of each pair.")
+@click.option("-w", "--warmup_iters", type=int, default=2, show_default=True, help="Untimed.")
+@click.option("-c", "--check", type=int, default=1, show_default=True, help="0: no verification.")
+@click.option("--ring", "which", flag_value="ring", help="Only each rank and the next.")
+@click.option("--bisection", "which", flag_value="bisection", help="Half the world away, at once.")
+@click.option("--rail", "which", flag_value="rail", help="Ranks of equal place on every two hosts.")
+@click.option("--hosts", "which", flag_value="hosts", help="One rank of each host.")
+def pairs(which: str | None, minbytes: str, **flags: Any) -> int:
+    """Latency and bandwidth between every two ranks, and which pairs are unlike the others.
+
+    In rounds of disjoint pairs, all pairs of a round at once: N ranks take N - 1 rounds.
+    """
+    from commkit.bench import arguments, main
+
+    plan = arguments.plan(minbytes=minbytes, maxbytes=minbytes, **flags)
+    return main.run(plan, pairs=which or "all", debug=settings.load().debug)
+
+
+@command.command("init", context_settings=_HELP)
+@click.option("--nproc", type=int, metavar="N", help="Start N ranks on this host.")
+@click.option("--backend", default="auto", show_default=True, help="torch's name.")
+@click.option("--layout", default="", metavar="TEXT", help="Make its groups too: tp=2,dp=2.")
+@click.option("--cycles", type=click.IntRange(1, 1000), default=5, show_default=True, help="Each.")
+@click.option("--stock", is_flag=True, help="Stock torch alone.")
+@click.option("--timeout", type=float, metavar="S", help="Seconds for one cycle, else exit 124.")
+def init(nproc: int | None, **flags: Any) -> int:
+    """How long a start takes, phase by phase, by commkit and beside it by stock torch."""
+    from commkit.bench import main
+    from commkit.bench.init import Options
+
+    return main.run_init(Options(**flags), nproc or 0, debug=settings.load().debug)
+
+
+@command.command("preflight", context_settings=_HELP)
+@click.option("--nproc", type=int, metavar="N", help="Start N ranks on this host.")
+def preflight(nproc: int | None) -> int:
+    """Which host cannot reach which, and in which versions and variables ranks differ.
+
+    Exit code 3 if a host cannot reach another one.
+    """
+    from commkit.bench import main
+
+    return main.run_preflight(nproc or 0, debug=settings.load().debug)
 
 
 for _name in COLLECTIVES:

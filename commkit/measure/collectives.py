@@ -346,6 +346,15 @@ _ROWS = (
     ),
 )
 
+#: Between the two ranks of a pair, not in the table: there and back one after the other, and both
+#: ways at once.  The root is the other one.
+PING_PONG = Collective(
+    "ping_pong", False, True, _whole, _once, lambda backend, op: backend.ping_pong(op), _roots
+)
+EXCHANGE = Collective(
+    "exchange", False, True, _whole, _once, lambda backend, op: backend.exchange(op), _roots
+)
+
 COLLECTIVES: dict[str, Collective] = {row.name: row for row in _ROWS}
 
 #: Other tools' names.

@@ -184,6 +184,17 @@ class CupyBackend(TorchBackend):
             self._send(outgoing, op.partner[0])
             self._receive(op.receive, op.partner[1])
 
+    def ping_pong(self, op: Operation) -> None:
+        if op.partner is None:
+            return
+        other = op.partner[0]
+        if op.rank < other:
+            self._send(op.send, other)
+            self._receive(op.receive, other)
+        else:
+            self._receive(op.receive, other)
+            self._send(op.send, other)
+
     def wait_for_all(self, op: Operation) -> None:
         self.barrier()
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from commkit.measure.backend import Buffer, Unsupported, probe, zeros
-from commkit.measure.collectives import ALL_REDUCE, Collective, uneven
+from commkit.measure.collectives import ALL_REDUCE, PING_PONG, Collective, uneven
 from commkit.measure.numbers import Number
 from commkit.measure.operation import Operation
 
@@ -170,9 +170,23 @@ class MpiBackend:
         if op.partner is None:
             return lambda: None
         to, source = op.partner
+        if op.row is PING_PONG:
+            return self._ping_pong(op.rank < to, to, send, receive)
         if op.in_place:
             return lambda: comm.Sendrecv_replace(receive, to, 0, source, 0)
         return lambda: comm.Sendrecv(send, to, 0, receive, source, 0)
+
+    def _ping_pong(self, begins: bool, other: int, send: Any, receive: Any) -> _Call:
+        comm = self._comm
+
+        def call() -> None:
+            if begins:
+                comm.Send(send, other)
+            comm.Recv(receive, other)
+            if not begins:
+                comm.Send(send, other)
+
+        return call
 
     def run(self, op: Operation) -> None:
         # Kept with the operation: its first call pays for it.
@@ -204,7 +218,7 @@ class MpiBackend:
         self.run(op)
 
     reduce_scatter = all_to_all = all_to_all_v = broadcast = reduce = all_gather
-    gather_to = scatter_from = exchange = wait_for_all = all_gather
+    gather_to = scatter_from = exchange = ping_pong = wait_for_all = all_gather
 
     # -- time, and talk among the ranks
 

@@ -219,6 +219,17 @@ class TorchBackend:
             for work in works:
                 work.wait()
 
+    def ping_pong(self, op: Operation) -> None:
+        if op.partner is None:
+            return
+        other = self._global(op.partner[0])
+        if op.rank < op.partner[0]:
+            dist.send(op.send, other, group=self.group)
+            dist.recv(op.receive, other, group=self.group)
+        else:
+            dist.recv(op.receive, other, group=self.group)
+            dist.send(op.send, other, group=self.group)
+
     def wait_for_all(self, op: Operation) -> None:
         devices = [self.device.index] if self.device.type == "cuda" else None
         self._issued(dist.barrier(self.group, self._async, devices))
