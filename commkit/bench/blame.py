@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from commkit.ranks import brief
+from commkit.ranks import runs
 
 #: Seconds that a rank waits for the others to say where they are: deadlines are set when a size
 #: begins, so they differ by how far ranks drift apart.
@@ -54,14 +54,14 @@ def verdict(reports: Sequence[Progress | None]) -> str:
     """What the reports of all ranks, None where there is none, say about who is to blame."""
     silent = [rank for rank, report in enumerate(reports) if report is None]
     if silent:
-        return f"did not finish and does not answer: rank {brief(silent)}"
+        return f"did not finish and does not answer: rank {runs(silent)}"
     known = [(rank, report) for rank, report in enumerate(reports) if report is not None]
     furthest = max(report.order() for _, report in known)
     behind = [(rank, report) for rank, report in known if report.order() < furthest]
     if not behind:
         return "all ranks are in the same call; none is behind"
     first = min(behind, key=lambda item: item[1].order())[1]
-    ranks = brief([rank for rank, report in behind if report.order() == first.order()])
+    ranks = runs([rank for rank, report in behind if report.order() == first.order()])
     step = "" if first.step < furthest[0] else f", call {first.calls} of a batch"
     return f"did not finish: rank {ranks} ({first.phase}{step}, at {first.where})"
 

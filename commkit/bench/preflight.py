@@ -24,7 +24,7 @@ from typing import Any
 from commkit import overlay, records
 from commkit.errors import EXIT_LAUNCH, EXIT_OK
 from commkit.launch import LaunchSpec
-from commkit.ranks import brief
+from commkit.ranks import runs
 from commkit.version import VERSION
 
 #: Seconds for one connection, and how many a host opens at a time.
@@ -120,7 +120,7 @@ def report(
 
     def shown(host: int) -> str:
         plural = "s" if len(ranks[host]) > 1 else ""
-        return f"{names[host]} (rank{plural} {brief(ranks[host])})"
+        return f"{names[host]} (rank{plural} {runs(ranks[host])})"
 
     lines = [f"# preflight: {len(cards)} ranks on {len(ranks)} hosts joined the agent tree"]
     lines += differences(cards)

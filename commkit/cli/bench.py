@@ -95,7 +95,7 @@ def command(context: click.Context, /, **flags: Any) -> int:
         maxbytes="32M",
         stepfactor=4,
         iters=20,
-        budget=0.1,
+        budget=0.05,
         **flags,
     )
     return main.run(plan, default_nproc=_DEFAULT_NPROC, debug=settings.load().debug)

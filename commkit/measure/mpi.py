@@ -201,14 +201,7 @@ class MpiBackend:
         if op.prepared is None:
             op.prepared = self._bound(op)
         call: Any = op.prepared
-        if aggregated == 1:
-            return lambda: call()
-
-        def several() -> None:
-            for _ in range(aggregated):
-                call()
-
-        return several
+        return lambda: call()
 
     def all_reduce(self, send: Buffer, receive: Buffer, redop: str) -> None:
         first = self._mpi.IN_PLACE if send is receive else self._spec(send, True)
