@@ -7,6 +7,7 @@ same processes on the same buffers, and the ratio of their medians gets a 95 % i
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -99,11 +100,10 @@ def fake(blocks: int, iterations: int) -> float:
     dist.init_process_group("fake", rank=0, world_size=256, store=store)
     backend = FakeBackend("fake", torch.device("cpu"))
     op = operation(backend, 2)
-    buffer = op.receive
     harness = backend.caller(op, "blocking", 1)
     pairs = paired(
-        lambda n: backend.time(harness, n),
-        by_hand(lambda: dist.all_reduce(buffer)),
+        functools.partial(backend.time, harness),
+        by_hand(functools.partial(dist.all_reduce, op.receive)),
         lambda: None,
         blocks,
         iterations,
@@ -127,8 +127,8 @@ def gloo_rank(place: Any, blocks: int, iterations: int) -> int:
         op = operation(backend, count)
         harness = backend.caller(op, "blocking", 1)
         pairs = paired(
-            lambda n, call=harness: backend.time(call, n),
-            by_hand(lambda buffer=op.receive: dist.all_reduce(buffer)),
+            functools.partial(backend.time, harness),
+            by_hand(functools.partial(dist.all_reduce, op.receive)),
             backend.barrier,
             blocks,
             iterations,
@@ -152,8 +152,8 @@ def mpi_rank(blocks: int, iterations: int) -> None:
         buffer = op.receive.numpy()
         harness = backend.caller(op, "blocking", 1)
         pairs = paired(
-            lambda n, call=harness: backend.time(call, n),
-            by_hand(lambda buffer=buffer: world.Allreduce(MPI.IN_PLACE, buffer)),
+            functools.partial(backend.time, harness),
+            by_hand(functools.partial(world.Allreduce, MPI.IN_PLACE, buffer)),
             backend.barrier,
             blocks,
             iterations,

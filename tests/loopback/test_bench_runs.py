@@ -202,8 +202,35 @@ def test_a_fake_world_of_256_ranks_is_one_process_and_says_so(bench, tmp_path):
         assert record.busbw_gbps == pytest.approx(record.algbw_gbps * 2 * 255 / 256)
 
 
+MEMORY = """
+import os, resource, sys
+from commkit.bench import arguments, main, session
+
+plan = arguments.plan(minbytes="48M", maxbytes="48M", iters=2, stock=True)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+def body(place):
+    before = peak()
+    code = session.run(plan, place)
+    os.write(1, f"rank {place.rank}: {peak() - before}\\n".encode())
+    return code
+
+sys.exit(main.local(2, body))
+"""
+
+
+def test_a_rank_takes_little_more_memory_than_its_buffers(bench):
+    code, out, err = bench(sys.executable, "-c", MEMORY)
+    assert (code, err) == (0, "")
+    taken = [int(line.split()[2]) for line in out.splitlines() if line.startswith("rank ")]
+    assert len(taken) == 2
+    assert all(2 * 48 <= mib <= 2 * 48 + 64 for mib in taken), taken
+
+
 LIBRARY = """
-import json, sys
+import json, os, sys
 import commkit, commkit.bench
 import torch, torch.distributed as dist
 from commkit.bench.main import local
@@ -228,7 +255,7 @@ def body(place):
         error = ""
     except commkit.WrongData as caught:
         error = str(caught)
-    print(json.dumps([place.rank, said, outside, error]), flush=True)
+    os.write(1, (json.dumps([place.rank, said, outside, error]) + "\\n").encode())
     commkit.destroy_process_group()
     return 0
 
