@@ -23,7 +23,7 @@ from commkit.errors import UsageError
 SCHEMA = 2
 
 #: The oldest version that is read.  What a version added has a default, which says what the
-#: records before it mean.  2 added everything from `control` on.
+#: records before it mean.  2 added everything from `mode` on.
 OLDEST = 1
 
 #: Environment variables worth keeping beside a number.  An allow-list, because environments
@@ -90,15 +90,15 @@ class Measurement:
     clock: str  # monotonic or cuda-events
     # what came out; each of times_us is one iteration's maximum over the ranks
     times_us: tuple[float, ...]
-    time_us: float  # the median of times_us
-    min_us: float
-    mean_us: float
-    p95_us: float
-    p99_us: float
-    max_us: float
-    cv: float  # standard deviation / mean
-    slowest_rank: int  # the rank whose own median is largest
-    slowest_rank_time_us: float
+    time_us: float  # what time_is says; of commkit's own runs the median of times_us
+    min_us: float | None  # these six and slowest_rank_time_us are None where a file of another
+    mean_us: float | None  # tool does not tell them
+    p95_us: float | None
+    p99_us: float | None
+    max_us: float | None
+    cv: float | None  # standard deviation / mean
+    slowest_rank: int  # the rank whose own median is largest; -1: not known
+    slowest_rank_time_us: float | None
     algbw_gbps: float
     busbw_gbps: float | None  # None: not defined for one rank
     wrong: int | None  # wrong elements over all ranks; None: not verified
@@ -124,6 +124,9 @@ class Measurement:
     precision: float | None = None  # half the 95 % interval of time_us, over time_us
     inter_host_gbps: float | None = None  # a rank's bytes that leave its host, over time
     link_percent: float | None = None  # busbw in percent of the link speed that was given
+    # who measured
+    tool: str = "commkit"  # or nccl-tests, osu, imb: read from its file
+    time_is: str = "median"  # median, mean, or slowest-mean: the slowest rank's mean
 
 
 def to_line(record: Measurement) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from commkit import settings
+from commkit.cli import bench_files
 from commkit.measure.collectives import COLLECTIVES
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -181,3 +182,7 @@ def preflight(nproc: int | None) -> int:
 
 for _name in COLLECTIVES:
     _add(_name)
+
+# What needs no ranks: files of results.
+for _command in bench_files.COMMANDS:
+    command.add_command(_command)
