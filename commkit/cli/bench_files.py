@@ -66,4 +66,33 @@ def show(files: tuple[str, ...], kind: str, collective: str, ranks: int) -> None
         click.echo(line)
 
 
-COMMANDS = (show,)
+@click.command("compare", context_settings=_HELP)
+@click.argument("before")
+@click.argument("after")
+@click.option(
+    "--threshold",
+    default="5%",
+    show_default=True,
+    metavar="P%",
+    help="How much slower a row may be.",
+)
+@_reading
+def compare(before: str, after: str, threshold: str, collective: str, ranks: int) -> int:
+    """Compare results row by row; exit code 5 if a row is slower, 4 if AFTER has wrong data.
+
+    A row is slower if the 95 % interval of its ratio of times (bootstrap over runs and iterations)
+    is above the threshold as a whole.  BEFORE and AFTER are files as `show` reads them, each with
+    one run or several.
+    """
+    from commkit.bench import compare as comparing
+    from commkit.bench.arguments import parse_percent
+
+    share = parse_percent("--threshold", threshold)
+    first, second = (_read(path, collective, ranks) for path in (before, after))
+    found = comparing.compare(first, second, share)
+    for line in found.lines():
+        click.echo(line)
+    return found.exit_code
+
+
+COMMANDS = (show, compare)
