@@ -41,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--slow", action="store_true", help="also what takes long and rarely finds anything"
     )
+    group.addoption(
+        "--screenshots", action="store_true", help="write the documents' pictures of pages anew"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -95,4 +95,39 @@ def compare(before: str, after: str, threshold: str, collective: str, ranks: int
     return found.exit_code
 
 
-COMMANDS = (show, compare)
+@click.command("plot", context_settings=_HELP)
+@click.argument("files", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    default=("bench.html",),
+    show_default=True,
+    metavar="FILE",
+    help="An .html page, or a .png; several may be given.",
+)
+@click.option("--link-speed", type=float, metavar="GB/S", help="Of a rank's link, one way.")
+@click.option("--title", default="", help="[the files' names]")
+@_reading
+def plot(
+    files: tuple[str, ...],
+    outputs: tuple[str, ...],
+    link_speed: float | None,
+    title: str,
+    collective: str,
+    ranks: int,
+) -> None:
+    """Draw results: bandwidth, time and percentiles by size, ranks, pairs, roofline.
+
+    FILES are read as by `show`; with several, each line is named by its file.  The page is one
+    file that needs no network; a PNG needs matplotlib.
+    """
+    from commkit.bench.plots import write
+
+    sources = [(path, _read(path, collective, ranks)) for path in files]
+    for path, count in write.write(sources, outputs, link_speed, title):
+        click.echo(f"{path}: {count} charts")
+
+
+COMMANDS = (show, compare, plot)

@@ -254,8 +254,8 @@ def test_osu_sizes_times_and_rates(recorded):
     assert [note for note in reading.notes if "MPI_Put" in note]
     assert found["all_reduce", 1048576].time_us == 230.90
     assert found["all_reduce", 1048576].busbw_gbps == pytest.approx(1048576 / 230.90 / 1e3)
-    assert found["pingpong", 4194304].time_us == 584.22
-    assert (found["pingpong", 0].source, found["pingpong", 0].peer) == (0, 1)
+    assert found["ping_pong", 4194304].time_us == 584.22
+    assert (found["ping_pong", 0].source, found["ping_pong", 0].peer) == (0, 1)
     # OSU's MB/s are 1e6 bytes a second.
     assert found["stream", 1048576].algbw_gbps == pytest.approx(18.47689)
     assert found["stream_both", 1048576].algbw_gbps == pytest.approx(31.96381)
@@ -283,12 +283,12 @@ def test_imb_sections_have_their_own_number_of_ranks(recorded):
     reading = formats.read(recorded / "imb-2018.txt")
     found = {(r.collective, r.bytes): r for r in reading.records}
     assert {r.collective: r.world_size for r in reading.records} == {
-        "pingpong": 2,
+        "ping_pong": 2,
         "all_reduce": 144,
         "sendrecv": 16,
     }
     # IMB's Mbytes/sec of this version are 1e6 bytes a second.
-    assert found["pingpong", 268435456].algbw_gbps == pytest.approx(12.23650, abs=1e-5)
+    assert found["ping_pong", 268435456].algbw_gbps == pytest.approx(12.23650, abs=1e-5)
     slow = found["all_reduce", 4096]
     assert (slow.time_us, slow.mean_us, slow.time_is) == (27.01, 19.67, "slowest-mean")
     assert slow.busbw_gbps == pytest.approx(4096 / 27.01 / 1e3 * 2 * 143 / 144)

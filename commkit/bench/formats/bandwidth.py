@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OTHERS = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
-_ONCE = ("broadcast", "reduce", "hypercube", "pingpong", "stream", "stream_both")
+_ONCE = ("broadcast", "reduce", "hypercube", "ping_pong", "stream", "stream_both")
 
 
 def factor(collective: str, n: int) -> float | None:

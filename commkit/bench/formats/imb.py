@@ -30,7 +30,7 @@ _BENCHMARKS = {
     "scatter": ("scatter", True),
     "scatterv": ("scatter", True),
     "sendrecv": ("sendrecv", False),
-    "pingpong": ("pingpong", False),
+    "pingpong": ("ping_pong", False),
     "barrier": ("barrier", False),
 }
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -70,7 +70,7 @@ def read(text: str, given: Given) -> Reading:
                     continue
                 collective, each = _BENCHMARKS[name.lower()]
                 size = int(values.get("#bytes", 0))
-                pair = collective == "pingpong"
+                pair = collective == "ping_pong"
                 reading.records.append(
                     record(
                         tool="imb",

@@ -26,12 +26,12 @@ _TESTS = {
     "Gather": ("gather", True),
     "Scatter": ("scatter", True),
     "Barrier": ("barrier", False),
-    "Latency": ("pingpong", False),
-    "Multi": ("pingpong", False),
+    "Latency": ("ping_pong", False),
+    "Multi": ("ping_pong", False),
     "Bandwidth": ("stream", False),
     "Bi-Directional Bandwidth": ("stream_both", False),
 }
-_PAIR = ("pingpong", "stream", "stream_both")
+_PAIR = ("ping_pong", "stream", "stream_both")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 
