@@ -15,6 +15,11 @@ agreement      what ranks tell one another first
 teams          the groups that are measured
 worlds         a world for each back end
 recording      results -> records
+formats        results of this and other tools as records; tables, CSV (no torch)
+compare        two sets of results, row by row (no torch)
+bootstrap      how sure a ratio of medians is (no torch)
+baseline       a run beside an earlier one (no torch)
+plots          charts of results: HTML, PNG (no torch)
 sweep          size by size
 session        one rank: join, sweep, report, leave
 pairs          the matrix of pairs

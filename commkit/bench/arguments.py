@@ -89,6 +89,9 @@ class Arguments:
     concurrent: tuple[tuple[str, Collective], ...] = ()  # (family, what it does)
     link: float | None = None  # 1e9 bytes a second that a rank's link carries one way
     preflight: bool = False
+    wide: bool = False
+    baseline: str = ""  # a file of results that this run is held against
+    threshold: float = 0.05  # how much slower a row may be
 
     def sizes(self) -> tuple[int, ...]:
         return tuple(_sizes(self.minimum, self.maximum, self.factor, self.step))
@@ -193,6 +196,9 @@ def plan(
     concurrent: str = "",
     link_speed: float | None = None,
     preflight: bool = False,
+    wide: bool = False,
+    baseline: str = "",
+    threshold: str = "5%",
 ) -> Arguments:
     """Check what the command line gave.  Raises UsageError naming flag, value and remedy.
 
@@ -274,4 +280,7 @@ def plan(
         concurrent=parse_concurrent(concurrent) if concurrent else (),
         link=link_speed,
         preflight=preflight,
+        wide=wide,
+        baseline=baseline,
+        threshold=parse_percent("--threshold", threshold),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from commkit import launch, settings
-from commkit.bench import dryrun, placement
+from commkit.bench import dryrun, formats, placement
 from commkit.bench.arguments import Arguments
 from commkit.bench.placement import Place
 from commkit.errors import EXIT_OK, UsageError
@@ -48,6 +48,8 @@ def run(
             f"--nproc {nproc} --backend mpi: MPI starts its ranks itself: "
             f"mpiexec -n {nproc} commkit bench ... --backend mpi"
         )
+    if arguments.baseline and place.rank == 0:
+        formats.read(arguments.baseline)  # a file that cannot be read is no surprise at the end
     if arguments.preflight:
         code = _in_ranks(nproc, place, preflight_body, debug)
         if code:

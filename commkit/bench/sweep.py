@@ -15,9 +15,10 @@ from typing import NoReturn, TextIO
 import torch
 
 from commkit import records
-from commkit.bench import agreement, dryrun, table, teams
+from commkit.bench import agreement, baseline, dryrun, table, teams
 from commkit.bench.agreement import Hello
 from commkit.bench.arguments import Arguments
+from commkit.bench.formats import table as record_table
 from commkit.bench.placement import Place
 from commkit.bench.progress import Bar
 from commkit.bench.recording import Recorder
@@ -135,8 +136,10 @@ class Sweep:
         return agreement.exchange(self.backend, mine)
 
     def _shared_plan(self) -> tuple[object, ...]:
-        # Only rank 0 writes the file, so its name may differ.
-        a = replace(self.arguments, json="", rows=(), concurrent=(), gates=(), timeout=None)
+        # Only rank 0 knows the files, so their names may differ.
+        a = replace(
+            self.arguments, json="", baseline="", rows=(), concurrent=(), gates=(), timeout=None
+        )
         names = [row.name for row in self.arguments.rows]
         families = [(family, row.name) for family, row in self.arguments.concurrent]
         return (names, families, repr(a))
@@ -251,7 +254,7 @@ class Sweep:
         self._say(table.plan_lines(self.arguments, row))
         if row.note and self.measured.name not in ("mpi", "cupy-nccl"):
             self._say([f"# {row.note}"])
-        self._say(table.label_lines())
+        self._say(self._labels())
         first = len(self.results)
         bar = Bar(len(sizes) * len(pairs), self.leader)
         try:
@@ -320,7 +323,7 @@ class Sweep:
         buffers = [self._buffers(row, number, sizes[-1], team.size) for team, row in parts]
         self._say(table.plan_lines(self.arguments, rows[0]))
         self._say([f"# concurrent: {label}; rows: each family alone, then all together, where the"])
-        self._say(["# time is until the last one is done", *table.label_lines()])
+        self._say(["# time is until the last one is done", *self._labels()])
         for size in sizes:
             jobs = [self._job(row, number, redop, size) for row in rows]
             alone = []
@@ -428,6 +431,9 @@ class Sweep:
 
     # -- reporting, on rank 0
 
+    def _labels(self) -> list[str]:
+        return record_table.label_lines(wide=True) if self.arguments.wide else table.label_lines()
+
     def _say(self, lines: Sequence[str]) -> None:
         if self.leader and lines:
             try:
@@ -447,15 +453,20 @@ class Sweep:
         self, team: Team, job: Job, result: Result, what: str = "", concurrent: str = ""
     ) -> None:
         redop = job.redop if job.row.reduces else "none"
+        pair = [
+            self._recorder.record(team, job, result, placement, concurrent)
+            for placement in (result.out_of_place, result.in_place)
+        ]
+        self.records += pair
         line = table.result_line(result, job.number.name, redop)
+        if self.arguments.wide:
+            line = record_table.row_line(pair[0], pair[1], wide=True)
         label = [f"# {what}: {job.row.name}"] if what else []
         self._say([*label, line, *table.first_wrong_lines(result)])
-        for placement in (result.out_of_place, result.in_place):
-            self.records.append(self._recorder.record(team, job, result, placement, concurrent))
         if self._writer is None:
             return
         try:
-            for record in self.records[-2:]:
+            for record in pair:
                 self._writer.write(record)
         except BrokenPipeError:
             self._nobody_reads(sys.stdout)
@@ -478,11 +489,23 @@ class Sweep:
         wrong = any(r.out_of_place.wrong or r.in_place.wrong for r in self.results)
         self.short = [line for result in self.results for line in self._below_gate(result)]
         self._say(self.short)
+        slower = self._beside_baseline() if self.arguments.baseline else EXIT_OK
         if wrong:
             return EXIT_WRONG_DATA
         if self.interrupted:
             return EXIT_INTERRUPTED
-        return EXIT_THRESHOLD if self.short else EXIT_OK
+        return slower or (EXIT_THRESHOLD if self.short else EXIT_OK)
+
+    def _beside_baseline(self) -> int:
+        """Rank 0 has the file; all ranks have its answer."""
+        code, short = EXIT_OK, ""
+        if self.leader:
+            a = self.arguments
+            lines, code, short = baseline.judge(a.baseline, a.threshold, self.records)
+            self._say(lines)
+        answer, _, text = self.backend.gather_text(f"{code} {short}")[0].partition(" ")
+        self.short += [text] if text else []
+        return int(answer)
 
     def _below_gate(self, result: Result) -> list[str]:
         """In place only: out of place includes a copy that the collective does not need."""

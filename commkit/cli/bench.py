@@ -51,6 +51,9 @@ _SWEEP = (
     click.option("--link-speed", type=float, metavar="GB/S", help="Of a rank's link, one way."),
     click.option("--preflight", is_flag=True, help="First see which host cannot reach which."),
     click.option("--dry-run", is_flag=True, help="Print plan, memory and expected time."),
+    click.option("--wide", is_flag=True, help="With spread, slowest rank, skew, % of the link."),
+    click.option("--baseline", default="", metavar="FILE", help="Exit 5 if slower than this."),
+    click.option("--threshold", default="5%", show_default=True, help="... by more than this."),
     click.option(
         "--min-busbw",
         multiple=True,
@@ -113,7 +116,7 @@ _COMMON = """
 
 The time of a row is the median over its iterations of the slowest rank's.  Exit codes: 0 done,
 1 below --min-busbw or a rank was lost, 2 wrong arguments, 3 the job cannot start, 4 wrong
-data, 124 a deadline passed, 130 interrupted (what was measured is kept).
+data, 5 slower than --baseline, 124 a deadline passed, 130 interrupted (what was measured is kept).
 """
 
 
