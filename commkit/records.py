@@ -42,12 +42,13 @@ _KEPT_NAMES = frozenset(
 )
 _KEPT_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TP_SOCKET_", "UCX_", "FI_", "RCCL_")
 _SECRET = re.compile(r"SECRET|TOKEN|PASS|CRED|AUTH|(^|_)KEY", re.IGNORECASE)
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")  # user:password in an address
 
 
 def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change a measurement, by allow-list; nothing that names a secret."""
     return {
-        name: value
+        name: _LOGIN.sub("***", value)
         for name, value in sorted(environ.items())
         if (name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES)) and not _SECRET.search(name)
     }

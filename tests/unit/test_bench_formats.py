@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 
 import pytest
 
 from commkit import records
-from commkit.bench import formats
+from commkit.bench import compare, formats
 from commkit.bench.formats.bandwidth import factor
+from commkit.bench.plots import page, results
 from commkit.errors import UsageError
+from commkit.measure.collectives import COLLECTIVES
 from tests.unit.test_records import measurement
 
 
@@ -307,3 +310,38 @@ def test_what_is_no_result_is_refused_with_what_was_expected(tmp_path):
 def test_records_of_commkit_are_read_beside_the_others(tmp_path):
     path = written(tmp_path, records.to_line(measurement()) + "\n")
     assert formats.read(path).records == [measurement()]
+
+
+def test_the_factors_are_those_that_runs_use():
+    for row in COLLECTIVES.values():
+        for n in (2, 3, 8, 1024):
+            assert (factor(row.name, n) or 0.0) == pytest.approx(row.busbw_factor(n)), row.name
+        assert factor(row.name, 1) is None and row.busbw_factor(1) == 0
+
+
+INSERTED = ["\n", "\x00", "NCCL INFO x\n", " 7 ", "-", "N/A", "# Rank  0 Pid 1 on a device 0"]
+INSERTED += ["9" * 400, "1e400", "e", '"', "[", ",", "²", "time", "#processes = 0", "inf", "nan"]
+
+
+def test_files_that_are_cut_or_damaged_give_rows_or_one_error(recorded, tmp_path):
+    """A killed run ends anywhere; other output is written into any line."""
+    generator = random.Random(1)
+    path = tmp_path / "damaged.txt"
+    for source in sorted(recorded.glob("*.[tj]*")):
+        for _ in range(40):
+            text = source.read_text()
+            text = text[: generator.randrange(len(text))] if generator.random() < 0.5 else text
+            for _ in range(generator.randrange(5)):
+                place = generator.randrange(len(text) + 1)
+                after = text[place + generator.randrange(9) :]
+                text = text[:place] + generator.choice(INSERTED) + after
+            path.write_text(text)
+            try:
+                found = formats.read(path, collective="all_reduce", ranks=8).records
+                for record in found:
+                    assert records.from_line(records.to_line(record)) == record
+                made = results.charts([("damaged", found)], 3.0)
+                page.page([("damaged", found)], made, "damaged")
+                compare.compare(found, found)
+            except UsageError as error:
+                assert "\n" not in str(error)

@@ -187,6 +187,34 @@ def test_the_environment_is_kept_by_allow_list_and_without_secrets():
             "FI_API_KEY": "k",
             "AWS_SECRET_ACCESS_KEY": "k",
             "HOME": "/root",
+            "UCX_PROXY": "http://user:hunter22@proxy:80/x",
         }
     )
-    assert kept == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}
+    assert kept == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_ALGO": "Ring",
+        "OMP_NUM_THREADS": "1",
+        "UCX_PROXY": "http://***@proxy:80/x",
+    }
+
+
+def test_the_document_has_every_field_in_order_with_its_type(repository):
+    text = (repository / "docs" / "records.md").read_text()
+    table = text.partition("<!-- fields -->")[2].partition("<!-- /fields -->")[0]
+    rows = [row.split(" | ")[:2] for row in table.splitlines() if row.startswith("| `")]
+    documented = [(name.strip("| `"), kind) for name, kind in rows]
+    words = {
+        "str": "text",
+        "bool": "true or false",
+        "int": "integer",
+        "float": "number",
+        "tuple[float, ...]": "list of numbers",
+        "dict[str, str]": "object of text",
+        "WrongElement": "object",
+        "None": "null",
+    }
+    assert documented == [
+        (item.name, " or ".join(words[part] for part in str(item.type).split(" | ")))
+        for item in dataclasses.fields(Measurement)
+    ]
+    assert f"This commkit writes {records.SCHEMA} and reads" in text

@@ -10,6 +10,7 @@ import re
 
 from commkit.bench.formats.lines import streams
 from commkit.bench.formats.reading import Given, Reading, Spread, identifier, record
+from commkit.bench.formats.reading import number as number_of
 
 _BENCHMARK = re.compile(r"# Benchmarking\s+(\S+)")
 _PROCESSES = re.compile(r"# #processes = (\d+)")
@@ -58,7 +59,7 @@ def read(text: str, given: Given) -> Reading:
             elif columns and name.lower() in _BENCHMARKS and re.match(r"\s*\d", line):
                 words = line.split()
                 try:
-                    values = dict(zip(columns, map(float, words), strict=True))
+                    values = dict(zip(columns, map(number_of, words), strict=True))
                     times = values.get("t_max[usec]", values.get("t[usec]"))
                     if times is None:
                         raise ValueError

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from commkit.bench.formats.bandwidth import ranks_behind
 from commkit.bench.formats.lines import streams
 from commkit.bench.formats.reading import Given, Reading, Spread, identifier, record
+from commkit.bench.formats.reading import number as number_of
 from commkit.records import Measurement
 
 PROGRAMS = {
@@ -27,9 +28,10 @@ _RANK = re.compile(
 _MORE = re.compile(r"\.\.\. and (\d+) more ranks")
 _OURS = re.compile(r"# commkit (\S+), torch (\S+), backend (\S+), device (\w+)")
 _VERSIONS = re.compile(r"nccl-tests version (\S+) nccl-headers=\d+ nccl-library=(\d+)")
-_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
-_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*(\S+)")
+_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d{1,18})\b")
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([\d.]+(?:e[-+]\d+)?)(?=\s|$)")
 _FAILED = re.compile(r"# error: |Test (?:NCCL|CUDA) failure|Test failure ")
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
 _FIRST = ("size", "count", "type")
 
 
@@ -43,6 +45,52 @@ def _header_in(text: str) -> re.Match[str] | None:
     )
 
 
+_NOTHING = {"algbw": "0", "busbw": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What a header line says."""
+
+    head: tuple[str, ...]
+    half: tuple[str, ...]
+    extra: int  # words behind the two halves; a date is two
+    dated: bool
+    cpu: bool
+
+    @staticmethod
+    def of(words: list[str]) -> _Columns | None:
+        """None for a header that was cut or mixed with another line."""
+        starts = [i for i, name in enumerate(words) if name in ("time", "cputime")]
+        if len(starts) != 2:
+            return None
+        first, second = starts
+        half = tuple("time" if name == "cputime" else name for name in words[first:second])
+        again = tuple("time" if name == "cputime" else name for name in words[second:])
+        if again[: len(half)] != half or not {"algbw", "busbw"} <= set(half):
+            return None
+        dated = words[-1] == "timestamp"
+        extra = len(again) - len(half) + dated
+        return _Columns(tuple(words[:first]), half, extra, dated, "cputime" in words)
+
+    @property
+    def whole(self) -> int:
+        return len(self.head) + 2 * len(self.half) + self.extra
+
+    def row(self, words: list[str]) -> tuple[dict[str, str], list[dict[str, str]]] | None:
+        """The cells of the head and of each half; None for a row that is not whole."""
+        first, one = len(self.head), len(self.half)
+        cells = [words[first : first + one]]
+        if len(words) in (self.whole, self.whole - 2 * self.dated):  # the date is written last
+            cells.append(words[first + one : first + 2 * one])
+        elif len(words) not in (self.whole - one, first + one):
+            return None
+        head = dict(zip(self.head, words, strict=False))
+        halves = [dict(zip(self.half, cell, strict=True)) for cell in cells]
+        right = re.fullmatch(r"-?\d{1,9}", head.get("root", "-1")) and all(map(_numbers, halves))
+        return (head, halves) if right else None
+
+
 @dataclass(slots=True)
 class _Run:
     """One program's output so far."""
@@ -53,7 +101,7 @@ class _Run:
     more: int = 0
     device: str = ""
     plan: str = ""
-    columns: list[str] = field(default_factory=list)
+    columns: _Columns | None = None
     rows: list[tuple[int, dict[str, str], list[dict[str, str]]]] = field(default_factory=list)
     ours: re.Match[str] | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -117,7 +165,7 @@ class _Parser:
         elif match := _BOUNDS.search(line):
             self.reading.out_of_bounds.append(int(match[1]))
         elif match := _AVERAGE.search(line):
-            self.reading.averages.append(float(match[1]))
+            self.reading.averages.append(number_of(match[1]))
         elif (match := _PROGRAM.search(line)) and not run.rows:
             self.mentioned = match[1]
         else:
@@ -146,29 +194,22 @@ class _Parser:
     def table(self, number: int, line: str) -> None:
         words = line.replace("#wrong", "wrong").lstrip("# ").split()
         if tuple(words[:3]) == _FIRST and {"time", "cputime"} & set(words):
-            self.run.columns = words
+            self.run.columns = _Columns.of(words)
+            if self.run.columns is None:
+                self.reading.notes.append(f"line {number}: not a header of nccl-tests: {line}")
             return
-        columns = self.run.columns
-        if not columns or len(words) < 5 or not (words[0].isdigit() and words[1].isdigit()):
+        if self.run.columns is None or len(words) < 5:
             return
-        starts = [i for i, name in enumerate(columns) if name in ("time", "cputime")]
-        head, half = starts[0], starts[1] - starts[0]
-        dated = columns[-1] == "timestamp"
-        whole = len(columns) + dated  # a date is two words
-        cells = [words[head : head + half]]
-        if len(words) in (whole, whole - 2 * dated):  # the date is written last
-            cells.append(words[head + half : head + 2 * half])
-        elif len(words) not in (whole - half, head + half):
-            cells = []
-        if not cells or not all(map(_numbers, cells)):
+        if not all(_COUNT.fullmatch(word) for word in words[:2]):
+            return
+        row = self.run.columns.row(words)
+        if row is None:
             self.reading.notes.append(
-                f"line {number}: left out: expected {whole} columns, got {len(words)}; "
-                "cut, or another line was written into it"
+                f"line {number}: left out: expected {self.run.columns.whole} columns, got "
+                f"{len(words)}; cut, or another line was written into it"
             )
-            return
-        names = [name if name != "cputime" else "time" for name in columns[head : head + half]]
-        halves = [dict(zip(names, cell, strict=True)) for cell in cells]
-        self.run.rows.append((number, dict(zip(columns[:head], words, strict=False)), halves))
+        else:
+            self.run.rows.append((number, *row))
 
     # -- from rows to records
 
@@ -177,7 +218,7 @@ class _Parser:
         known, groups = self.counted(run)
         ranks = self.given.ranks or known or self.inferred(run, collective)
         hosts = len(set(run.ranks.values())) if known and not run.more else 0
-        cpu = "cputime" in run.columns
+        cpu = run.columns is not None and run.columns.cpu
         made = []
         for _, head, halves in run.rows:
             for half in halves:
@@ -240,21 +281,32 @@ class _Parser:
 
     def inferred(self, run: _Run, collective: str) -> int:
         """From busbw over algbw, where the lines of the ranks are missing."""
-        best = max((half for row in run.rows for half in row[2]), key=lambda h: float(h["busbw"]))
+        measured = [half for row in run.rows for half in row[2] if half["time"] != "N/A"]
+        best = max(measured, key=lambda half: float(half["busbw"]), default=_NOTHING)
         ranks = ranks_behind(collective, float(best["algbw"]), float(best["busbw"]))
         said = f"{ranks} ranks, from busbw over algbw" if ranks else "their number is not known"
         self.reading.notes.append(f"line {run.rows[0][0]}: no lines of ranks above: {said}")
         return ranks
 
 
-def _numbers(cell: list[str]) -> bool:
-    return all(re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|N/A|-|nan|inf", w) for w in cell)
+def _numbers(half: dict[str, str]) -> bool:
+    """Numbers all, but for what was not verified, is not known, or a half that was not run."""
+    optional = {name for name in half if name not in ("time", "algbw", "busbw")}
+    if half["time"] == "N/A":
+        optional = set(half)
+    try:
+        for name, text in half.items():
+            if name not in optional or text not in ("N/A", "-"):
+                number_of(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _wrong(half: dict[str, str]) -> int | None:
     """The old column `error` is a relative difference, not a number of elements."""
     text = half.get("wrong", "N/A")
-    return None if text == "N/A" else int(float(text))
+    return None if text in ("N/A", "-") else int(float(text))
 
 
 def _spread(half: dict[str, str]) -> Spread:

@@ -10,6 +10,8 @@ import re
 
 from commkit.bench.formats.lines import streams
 from commkit.bench.formats.reading import Given, Reading, Spread, identifier, record
+from commkit.bench.formats.reading import number as number_of
+from commkit.bench.formats.reading import size as size_of
 
 #: (what is measured, device, title, version); the title of the latency test is empty.
 _TITLE = re.compile(r"OSU (\S+?)(?:-(\w+))? (?:(\S.*?) )?(?:[Ll]atency )?Test v(\S+)")
@@ -90,9 +92,9 @@ class _Parser:
             if len(words) < len(self.columns):
                 raise ValueError
             cells = dict(zip(self.columns, words, strict=False))
-            size = int(cells.get("Size", 0))
+            size = size_of(cells.get("Size", "0"))
             numbers = {
-                name: float(text.replace(",", ""))
+                name: number_of(text.replace(",", ""))
                 for name, text in cells.items()
                 if name not in ("Size", "Validation")
             }

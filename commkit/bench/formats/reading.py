@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,24 @@ class Spread:
     cv: float | None = None
     times: tuple[float, ...] = ()
     ranks: tuple[float, ...] = ()  # each rank's
+
+
+_NUMBER = re.compile(r"(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][-+]?\d\d?)?", re.ASCII)
+_SIZE = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def number(text: str) -> float:
+    """Raises ValueError for anything but a finite number, not negative, as benchmarks print it."""
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no number")
+    return float(text)
+
+
+def size(text: str) -> int:
+    """Raises ValueError for anything but a number of bytes, elements or calls."""
+    if _SIZE.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no size")
+    return int(text)
 
 
 def identifier(text: str, number: int = 0) -> str:

@@ -60,5 +60,5 @@ def around(values: Iterable[float], begin: float, end: float) -> Scale:
     """With room at both ends; a single value stands in the middle."""
     found = list(values)
     low, high = min(found), max(found)
-    room = (high / low) ** 0.04 if high > low else 2.0
+    room = max((high / low) ** 0.04, 1.05) if high > 1.01 * low else 2.0
     return Scale(low / room, high * room, begin, end)
