@@ -68,8 +68,7 @@ def ratio(
     Each argument holds one list of positive times a run.  Without repeats on either side (a single
     time each) there is no interval.
     """
-    middle = [[statistics.median(run) for run in side] for side in (before, after)]
-    value = math.exp(_mean_log(middle[1]) - _mean_log(middle[0]))
+    value = typical(after) / typical(before)
     if all(sum(map(len, side)) == 1 for side in (before, after)):
         return Ratio(value, None, None)
     generator = random.Random(seed)
@@ -84,8 +83,9 @@ def ratio(
     return Ratio(value, math.exp(low), math.exp(high))
 
 
-def _mean_log(values: Sequence[float]) -> float:
-    return math.fsum(map(math.log, values)) / len(values)
+def typical(runs: Sequence[Sequence[float]]) -> float:
+    """The geometric mean of the runs' medians."""
+    return math.exp(math.fsum(math.log(statistics.median(run)) for run in runs) / len(runs))
 
 
 def _resampled(runs: Sequence[Sequence[float]], generator: random.Random) -> list[float]:

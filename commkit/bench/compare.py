@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from commkit.bench import formats
-from commkit.bench.bootstrap import Ratio, ratio
+from commkit.bench.bootstrap import Ratio, ratio, typical
 from commkit.bench.formats.table import key_of
 from commkit.errors import EXIT_OK, EXIT_REGRESSION, EXIT_WRONG_DATA, UsageError
 from commkit.records import Measurement
@@ -26,6 +26,8 @@ class Row:
 
     before: Sequence[Measurement]  # one a run
     after: Sequence[Measurement]
+    before_us: float  # the geometric mean over runs of their medians
+    after_us: float
     ratio: Ratio
     verdict: str
 
@@ -105,7 +107,7 @@ def row_line(row: Row) -> str:
     wrong = sum(item.wrong or 0 for item in row.after)
     return (
         f"{record.bytes:>12}  {record.count:>12}  {record.dtype:>8}  {record.redop:>6}  "
-        f"{place:>5}  {_time(row.before):>9.2f}  {_time(row.after):>9.2f}  {found.value:>6.3f}  "
+        f"{place:>5}  {row.before_us:>9.2f}  {row.after_us:>9.2f}  {found.value:>6.3f}  "
         f"{between:>15}  {len(row.before)}:{len(row.after):<3}  {row.verdict}"
         + (f", {wrong} wrong" if wrong else "")
     )
@@ -127,8 +129,10 @@ def compare(
         raise UsageError(f"nothing to compare: {_why_not(first, second)}")
     for number, key in enumerate(common):
         one, other = first[key], second[key]
-        times = ratio(_samples(one, other), _samples(other, one), seed=number)
-        found.rows.append(Row(one, other, times, _verdict(times, threshold)))
+        old, new = _samples(one, other), _samples(other, one)
+        times = ratio(old, new, seed=number)
+        verdict = _verdict(times, threshold)
+        found.rows.append(Row(one, other, typical(old), typical(new), times, verdict))
     found.only_before = [runs[0] for key, runs in first.items() if key not in second]
     found.only_after = [runs[0] for key, runs in second.items() if key not in first]
     found.differences = _differences(found.rows)
@@ -201,11 +205,6 @@ def _facts(records: Iterable[Measurement]) -> dict[str, set[str]]:
         for name, value in facts.items():
             found.setdefault(name, set()).add(value)
     return found
-
-
-def _time(records: Sequence[Measurement]) -> float:
-    times = sorted(record.time_us for record in records)
-    return times[len(times) // 2]
 
 
 def _title(record: Measurement) -> str:

@@ -40,19 +40,20 @@ def test_drawn_medians_are_distributed_as_those_of_resampled_lists():
             assert low <= fast[place] <= high
 
 
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
+@pytest.mark.parametrize(("runs", "least"), [(2, 0.68), (8, 0.86)])
+def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says(runs, least):
     generator = random.Random(2)
     worlds, held = 200, 0
     for seed in range(worlds):
         # Runs differ by 2 %, iterations by more; the truth is 1.1.
         before, after = (
-            [noisy(generator, scale * generator.lognormvariate(0, 0.02)) for _ in range(8)]
+            [noisy(generator, scale * generator.lognormvariate(0, 0.02)) for _ in range(runs)]
             for scale in (100.0, 110.0)
         )
         found = ratio(before, after, seed=seed)
         held += found.low <= 1.1 <= found.high
-    # 95 % wanted; a bootstrap over 8 runs gives somewhat less.
-    assert 0.86 * worlds <= held < worlds
+    # 95 % wanted; a bootstrap over few runs gives less, docs/bench-output.md says how much.
+    assert least * worlds <= held < worlds
 
 
 def test_one_run_of_iterations_has_an_interval_and_a_single_time_has_none():
@@ -99,6 +100,8 @@ def test_a_planted_regression_is_found_at_its_size_and_nowhere_else():
     assert [len(row.before) for row in found.rows] == [3] * 6
     assert found.exit_code == 5
     assert found.rows[2].ratio.value == pytest.approx(1.2, rel=0.03)
+    for row in found.rows:
+        assert row.after_us / row.before_us == pytest.approx(row.ratio.value)
     assert list(found.lines())[-1] == "# 6 rows at 5 %: 2 slower, 0 faster, 4 the same, 0 unsure"
 
 
