@@ -70,7 +70,7 @@ def test_the_table_of_a_run_says_what_its_records_say(first):
         assert full.link_percent == pytest.approx(10 * full.busbw_gbps)
         assert len(full.rank_times_us) == 2 and full.slowest_rank in (0, 1)
     header = next(line for line in first[0].stdout.splitlines() if " redop " in line)
-    assert header.split()[-5:] == ["p95", "p95-ip", "slow", "skew%", "link%"]
+    assert header.split()[-6:] == ["p95", "p95-ip", "slow", "skew%", "xhost", "link%"]
 
 
 def test_no_secret_of_the_environment_is_written_anywhere(first):

@@ -46,7 +46,7 @@ def test_the_wide_table_is_nccl_tests_with_I_and_columns_at_the_end(repository, 
     original = [line for line in source.read_text().splitlines() if " redop " in line]
     (header,) = [line for line in wide if " redop " in line]
     assert header.startswith(original[0].replace("timestamp", "").rstrip())
-    assert header.split()[-5:] == ["p95", "p95-ip", "slow", "skew%", "link%"]
+    assert header.split()[-6:] == ["p95", "p95-ip", "slow", "skew%", "xhost", "link%"]
     assert len({len(line) for line in wide if line[0] != "#" or " redop " in line}) == 1
     # The reader of -I finds its columns, ours at the end do not disturb it.
     path = tmp_path / "wide.txt"
@@ -83,6 +83,21 @@ def test_bus_bandwidth_that_is_not_defined_is_zero_and_that_is_not_known_is_said
     unknown = measurement(world_size=0, busbw_gbps=None)
     assert table.row_line(alone, None).split()[7] == "0.00"
     assert table.row_line(unknown, None).split()[7] == "N/A"
+
+
+def test_busbw_and_the_rate_between_hosts_stand_side_by_side():
+    """All-to-all of 1 GiB on 2 x 8 ranks in 257 ms: users took busbw for a NIC's speed."""
+    record = measurement(
+        collective="all_to_all",
+        bytes=1 << 30,
+        world_size=16,
+        time_us=257e3,
+        algbw_gbps=4.178,
+        busbw_gbps=3.917,
+        inter_host_gbps=536870912 / 257e3 / 1e3,
+    )
+    words = table.row_line(None, record, wide=True).split()
+    assert words[15] == "3.92" and words[-2] == "2.09"
 
 
 def test_csv_holds_every_field_and_is_read_back():

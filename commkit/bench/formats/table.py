@@ -15,8 +15,11 @@ _HEAD = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 _LABELS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"
-_OWN = "  {:>7}  {:>7}  {:>6}  {:>6}  {:>6}"
-_OWN_LABELS = (("p95", "p95-ip", "slow", "skew%", "link%"), ("(us)", "(us)", "(rank)", "", ""))
+_OWN = "  {:>7}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}"
+_OWN_LABELS = (
+    ("p95", "p95-ip", "slow", "skew%", "xhost", "link%"),
+    ("(us)", "(us)", "(rank)", "", "(GB/s)", ""),
+)
 _BLANK = "-"
 
 Row = tuple[Measurement | None, Measurement | None]
@@ -120,7 +123,14 @@ def row_line(outer: Measurement | None, inner: Measurement | None, *, wide: bool
         last = inner or first
         slow = _BLANK if last.slowest_rank < 0 else str(last.slowest_rank)
         skew = fitted(100 * last.skew, 6) if last.rank_times_us else _BLANK
-        text += _OWN.format(_p95(outer), _p95(inner), slow, skew, _link(last))
+        text += _OWN.format(
+            _p95(outer),
+            _p95(inner),
+            slow,
+            skew,
+            _share(last.inter_host_gbps),
+            _share(last.link_percent),
+        )
     return text
 
 
@@ -154,8 +164,8 @@ def _busbw(record: Measurement) -> str:
     return fitted(record.busbw_gbps or 0.0, 6)
 
 
-def _link(record: Measurement) -> str:
-    return _BLANK if record.link_percent is None else fitted(record.link_percent, 6)
+def _share(value: float | None) -> str:
+    return _BLANK if value is None else fitted(value, 6)
 
 
 def _totals(stretch: Sequence[Row]) -> list[str]:
