@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 RERUNS := $(if $(filter true,$(CI)),--reruns 1,)
 # The repository's own tools and mpiexec come first for what the recipes start.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-CPP := $(wildcard csrc/*/*.cc csrc/*/*.h tests/cpp/*.cc tests/cpp/*.h tests/fuzz/*.cc tests/fuzz/*.h \
+CPP := $(wildcard csrc/*/*.cc csrc/*/*.c csrc/*/*.h tests/cpp/*.cc tests/cpp/*.c tests/cpp/*.h tests/fuzz/*.cc tests/fuzz/*.h \
   benchmarks/native/*.* tests/nccl_rig/*/*.c tests/nccl_rig/*/*.cc tests/nccl_rig/*/*.h)
 # For each harness of tests/fuzz.
 FUZZ_SECONDS ?= 60
@@ -31,7 +31,7 @@ help:
 	@echo 'make check   format, lint, types, layers, tests: what CI runs'
 	@echo 'make fuzz    fuzz what reads the bytes of others, FUZZ_SECONDS=60 for each harness (clang)'
 	@echo 'make bars    every benchmark against its bounds'
-	@echo 'make native  build commkit._C and commkit-agent in place'
+	@echo "make native  build commkit._C, commkit-agent and NCCL's tuner plugin in place"
 	@echo 'make format  rewrite Python and C++ in the house style'
 	@echo "make torch-suite         torch's own tests through commkit, beside what stock torch does"
 	@echo 'make torch-suite-record  record what stock torch does: once for a version of torch'

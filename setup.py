@@ -1,8 +1,9 @@
-"""Builds commkit._C and commkit-agent from csrc/.  Needs pybind11 and a C++17 compiler, no torch.
+"""Builds commkit._C, commkit-agent and NCCL's tuner plugin from csrc/.
 
-Both are made of the same objects, each compiled once, two at a time, and only when its source,
-a header of csrc/ or the command has changed; `python setup.py build_ext --inplace` is therefore
-quick.  CXX, CXXFLAGS and LDFLAGS are honoured; COMMKIT_WERROR=1 makes warnings errors.
+Needs pybind11 and a compiler of C++17 and C11, no torch.  The first two are made of the same
+objects, each compiled once, two at a time, and only when its source, a header of csrc/ or the
+command has changed; `python setup.py build_ext --inplace` is therefore quick.  CXX, CXXFLAGS,
+CFLAGS and LDFLAGS are honoured; COMMKIT_WERROR=1 makes warnings errors.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ JOBS = 2
 SHARED = ("csrc/net", "csrc/wire", "csrc/overlay")
 EXTENSION = "commkit._C"
 AGENT = "commkit.commkit-agent"
+TUNER = "commkit.libnccl-tuner-commkit"
 
 
 def sources_in(*directories: str) -> list[str]:
@@ -63,11 +65,12 @@ class Objects:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.compiler = compiler()
-        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"]
-        flags += ["-Wall", "-Wextra"]
+        flags = ["-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
         if os.environ.get("COMMKIT_WERROR") == "1":
             flags.append("-Werror")
-        flags += [*shlex.split(os.environ.get("CXXFLAGS", "")), "-Icsrc"]
+        c_flags = ["-std=c11", *flags, *shlex.split(os.environ.get("CFLAGS", "")), "-Icsrc"]
+        self.compile_c = [*self.compiler, "-x", "c", "-D_GNU_SOURCE", *c_flags]
+        flags = ["-std=c++17", *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), "-Icsrc"]
         # -isystem: warnings of headers that are not ours are not ours to fix.
         for path in include_directories():
             flags += ["-isystem", path]
@@ -91,7 +94,8 @@ class Objects:
     def _object(self, source: str) -> Path:
         target = self.object_of(source)
         dependencies = target.with_suffix(".d")
-        command = [*self.compile, "-MMD", "-MF", str(dependencies), "-c", source]
+        compile = self.compile_c if source.endswith(".c") else self.compile
+        command = [*compile, "-MMD", "-MF", str(dependencies), "-c", source]
         try:
             _, _, listed = dependencies.read_text().replace("\\\n", " ").partition(":")
             known = [source, *listed.split()]
@@ -126,7 +130,7 @@ class Objects:
 
 
 class BuildExt(build_ext):
-    """commkit-agent is handled as one more extension, so that wheels and --inplace know it."""
+    """What Python does not import is handled as extensions too: wheels and --inplace know it."""
 
     objects: Objects | None = None
 
@@ -141,8 +145,9 @@ class BuildExt(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         name: str = super().get_ext_filename(fullname)
-        if fullname == AGENT or fullname == AGENT.rpartition(".")[2]:
-            return name[: -len(sysconfig.get_config_var("EXT_SUFFIX"))]
+        for own, suffix in ((AGENT, ""), (TUNER, ".so")):
+            if fullname in (own, own.rpartition(".")[2]):
+                return name[: -len(sysconfig.get_config_var("EXT_SUFFIX"))] + suffix
         return name
 
     def build_extension(self, ext: Extension) -> None:
@@ -152,7 +157,8 @@ class BuildExt(build_ext):
         objects = self.objects.make(list(ext.sources))
         # Started for every host and job: an agent should not spend its start on linking libstdc++.
         alone = ("-static-libstdc++", "-static-libgcc")
-        flags = alone if ext.name == AGENT else ("-shared",)
+        # NCCL loads the tuner into processes of any kind: it needs the C library alone.
+        flags = alone if ext.name == AGENT else ("-shared", "-Wl,--as-needed")
         target = Path(self.get_ext_fullpath(ext.name))
         linked = self.objects.link(self.objects.directory / target.name, objects, *flags)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +189,7 @@ if __name__ == "__main__":
         ext_modules=[
             Extension(EXTENSION, sources=[*shared, *sources_in("csrc/python")], language="c++"),
             Extension(AGENT, sources=[*shared, "csrc/overlay/agent_main.cc"], language="c++"),
+            Extension(TUNER, sources=sorted(map(str, Path("csrc/tuner").glob("*.c")))),
         ],
         cmdclass={"build_ext": BuildExt},
     )

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,9 +22,13 @@ def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "c++"))
 
 
-def program(name: str) -> Path:
-    """Path of the program made from native/NAME.cc and csrc/; `make native` must have run."""
-    objects = sorted((ROOT / "build" / "obj" / "csrc").glob("[now]*/*.o"))
+AGENT = ("net", "wire", "overlay")
+
+
+def program(name: str, parts: Sequence[str] = AGENT) -> Path:
+    """Path of what native/NAME.cc and parts of csrc/ make; `make native` must have run."""
+    built = ROOT / "build" / "obj" / "csrc"
+    objects = sorted(path for part in parts for path in (built / part).glob("*.o"))
     objects = [path for path in objects if not path.stem.endswith("_main")]
     if not objects:
         sys.exit("benchmarks: no objects under build/obj; run `make native` first")

@@ -95,6 +95,11 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "unset",
         "set by commkit run where it has rewritten RANK: the launcher's, the new one, MASTER_PORT",
     ),
+    "COMMKIT_TUNER_TABLE": (
+        "the path of a file",
+        "unset",
+        "what commkit's plugin chooses for NCCL (commkit tune); the same on every rank",
+    ),
     "COMMKIT_TREE_DEGREE": (
         "1-4096",
         "unset",
@@ -129,6 +134,7 @@ _PATTERNS: dict[str, re.Pattern[str]] = {
         "COMMKIT_TOPOLOGY": r"[^\0]+",
         "COMMKIT_HOST_NAME": r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}",
         "COMMKIT_PLACED": r"\d{1,9}:\d{1,9}:[^:]*",
+        "COMMKIT_TUNER_TABLE": r"[^\0]+",
         "COMMKIT_TREE_DEGREE": r"\d{1,4}",
         "COMMKIT_HEARTBEAT": r"\d+(\.\d+)?",
     }.items()
@@ -155,6 +161,7 @@ class Settings:
     topology: str = ""
     host_name: str = ""
     placed: str = ""
+    tuner_table: str = ""
     tree_degree: int = 0
     heartbeat: float = 10.0
 
@@ -241,6 +248,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         topology=os.path.abspath(path) if (path := text("COMMKIT_TOPOLOGY")) else "",
         host_name=text("COMMKIT_HOST_NAME"),
         placed=text("COMMKIT_PLACED"),
+        tuner_table=text("COMMKIT_TUNER_TABLE"),
         heartbeat=float(beat or 10.0),
         tree_degree=int(degree or 0),
     )

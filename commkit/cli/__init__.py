@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": "Measure collectives.",
     "groups": "Show the groups of a parallel layout, their names, and what creating them costs.",
     "topo": "Show descriptions of the fabric, probe its paths, try jobs in a lab.",
+    "tune": "Check and explain tables of NCCL's choices for commkit's tuner plugin.",
     "agents": "List, inspect, stop and clean up the agents of this user on this host.",
 }
 

@@ -31,6 +31,11 @@ def agent_sources(*, main: bool) -> list[Path]:
     return sorted(p for p in found if main or not p.name.endswith("_main.cc"))
 
 
+def tuner_sources() -> list[Path]:
+    """NCCL's tuner plugin, which is C."""
+    return sorted(ROOT.glob("csrc/tuner/*.c"))
+
+
 def build(
     name: str,
     sources: Iterable[Path],
@@ -43,6 +48,8 @@ def build(
     start = [*(command or compiler()), "-std=c++17", "-O1", "-g1", "-pthread"]
     start += ["-fno-omit-frame-pointer", *flags]
     compile_ = [*start, "-Wall", "-Wextra", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests'}"]
+    compile_c = [word if word != "-std=c++17" else "-std=c11" for word in compile_]
+    compile_c[1:1] = ["-x", "c", "-D_GNU_SOURCE"]
     version = subprocess.run([*start[:1], "--version"], capture_output=True, check=True).stdout
     start_key = hashlib.sha256(repr(compile_).encode() + version)
     for path in sorted(ROOT.glob("csrc/*/*.h")):
@@ -55,7 +62,8 @@ def build(
                 key.update(path.name.encode() + path.read_bytes())
         key.update(str(source.relative_to(ROOT)).encode() + source.read_bytes())
         made = CACHE / "objects" / f"{source.stem}-{key.hexdigest()[:20]}.o"
-        return _make(made, [*compile_, "-c", str(source)])
+        command = compile_c if source.suffix == ".c" else compile_
+        return _make(made, [*command, "-c", str(source)])
 
     (CACHE / "objects").mkdir(parents=True, exist_ok=True)
     # One build at a time with these flags: two would compile the same objects.

@@ -12,8 +12,10 @@ sys.path.insert(0, str(HERE.parent / "cpp"))
 import native_programs  # noqa: E402
 
 #: One file each: a LLVMFuzzerTestOneInput, and at its top what it shows.
-HARNESSES = ("agent", "client", "handshake", "parsers", "store", "stream")
+HARNESSES = ("agent", "client", "handshake", "parsers", "store", "stream", "tuner")
 SHARED = ("agent_peers", "simulated")
+#: Without the agent, and without its simulated clock.
+ALONE = ("tuner",)
 WRAPPED = [f"-Wl,--wrap={name}" for name in ("clock_gettime", "getrandom", "usleep")]
 
 
@@ -24,8 +26,14 @@ def clang() -> str:
 
 
 def sources(harness: str) -> list[Path]:
+    if harness in ALONE:
+        return [HERE / f"{harness}.cc", *native_programs.tuner_sources()]
     own = [HERE / f"{name}.cc" for name in (harness, *SHARED)]
     return [*native_programs.agent_sources(main=False), *own]
+
+
+def wrapped(harness: str) -> list[str]:
+    return [] if harness in ALONE else WRAPPED
 
 
 def fuzzer(harness: str) -> Path:
@@ -33,7 +41,7 @@ def fuzzer(harness: str) -> Path:
         f"fuzz-{harness}",
         sources(harness),
         ["-fsanitize=fuzzer-no-link", *native_programs.ADDRESS],
-        link=["-fsanitize=fuzzer", *WRAPPED],
+        link=["-fsanitize=fuzzer", *wrapped(harness)],
         command=[clang()],
     )
 
@@ -44,5 +52,5 @@ def replay(harness: str) -> Path:
         f"replay-{harness}",
         [*sources(harness), HERE / "replay_main.cc"],
         native_programs.ADDRESS,
-        link=WRAPPED,
+        link=wrapped(harness),
     )

@@ -15,7 +15,7 @@ import pytest
 # The first test also compiles the agent with the sanitizers.
 pytestmark = pytest.mark.timeout(900)
 
-HARNESSES = ("agent", "client", "handshake", "parsers", "store", "stream")
+HARNESSES = ("agent", "client", "handshake", "parsers", "store", "stream", "tuner")
 
 
 @pytest.fixture(scope="module")

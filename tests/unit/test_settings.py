@@ -29,6 +29,7 @@ GOOD = {
     "COMMKIT_TOPOLOGY": ("/etc/perm.json", "/etc/perm.json"),
     "COMMKIT_HOST_NAME": ("gpu-01.rack_2", "gpu-01.rack_2"),
     "COMMKIT_PLACED": ("3:12:29500", "3:12:29500"),
+    "COMMKIT_TUNER_TABLE": ("/etc/tuner", "/etc/tuner"),
     "COMMKIT_TREE_DEGREE": ("16", 16),
     "COMMKIT_HEARTBEAT": ("2.5", 2.5),
 }
