@@ -10,7 +10,7 @@ import time
 
 import pytest
 from overlay_jobs import until
-from test_overlay_strangers import frame, listening, text, tries
+from test_overlay_strangers import frame, hello, listening, text, tries
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,12 +21,8 @@ CONTACT, WELCOME, FAIL_UP, GO, FAIL_DOWN = 64, 69, 81, 96, 97
 def contact(job, number, world):
     """A host that asks the root for its place, and then says only what the test sends."""
     name = hashlib.sha256(b"job " + job.env["COMMKIT_JOB_ID"].encode()).digest()
-    hello = struct.pack("<IB", 0x31484B43, 0) + text(name) + text(b"host%d" % number)
-    hello += text(b"0.1.0") + struct.pack("<Qiii", 0, -1, world, -1)
-    hello += text(b"machine%d" % number) + struct.pack("<IIIB", 7, 4242 + number, 0, 0)
-    hello += struct.pack("<IH", 0, 0) + text(b"nonce")
     with socket.create_connection(("127.0.0.1", int(job.env["MASTER_PORT"])), 5) as it:
-        it.sendall(frame(CONTACT, hello))
+        it.sendall(frame(CONTACT, hello(name, number=number, world=world)))
         yield it
 
 

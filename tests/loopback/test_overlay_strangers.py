@@ -82,12 +82,13 @@ def text(value):
     return struct.pack("<I", len(value)) + value
 
 
-def hello(job, kind=0, magic=0x31484B43):
-    """csrc/overlay/hello.cc: the first message of an agent."""
-    numbers = struct.pack("<Qiii", 0, -1, 2, -1)
-    people = text(b"machine") + struct.pack("<IIIB", 7, 4242, 0, 0)
+def hello(job, kind=0, magic=0x31484B43, number=None, world=2):
+    """csrc/overlay/hello.cc: the first message of an agent; `number` tells hosts apart."""
+    host = b"elsewhere" if number is None else b"host%d" % number
+    start = struct.pack("<IB", magic, kind) + text(job) + text(host) + text(b"0.1.0")
+    numbers = struct.pack("<Qiii", 0, -1, world, -1) + text(b"")
+    people = text(b"machine of " + host) + struct.pack("<IIIB", 7, 4242 + (number or 0), 0, 0)
     addresses = struct.pack("<I", 0) + struct.pack("<H", 0)
-    start = struct.pack("<IB", magic, kind) + text(job) + text(b"elsewhere") + text(b"0.1.0")
     return start + numbers + people + addresses + text(b"nonce")
 
 

@@ -52,6 +52,7 @@ WRONG = [
     ("COMMKIT_PORT_RANGE", "0-10"),
     ("COMMKIT_STORE", "tcp"),
     ("COMMKIT_GROUPS", "splits"),
+    ("COMMKIT_BIND", "on"),
     ("COMMKIT_HOST_NAME", "two words"),
     ("COMMKIT_HOST_NAME", "x" * 254),
     ("COMMKIT_PLACED", "3"),
