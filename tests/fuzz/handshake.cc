@@ -124,6 +124,7 @@ void acceptor(fuzz::Input& in) {
     }
   };
   outcome.stranger = [](const std::string&, const std::string&) {};
+  outcome.spoke = [] {};
   outcome.other_version = [](const std::string& text) { require(!text.empty(), "a version"); };
   outcome.ended = [&] { ++ended; };
   Acceptor::start(loop, Stream::make(loop, fds[0], "peer"),
