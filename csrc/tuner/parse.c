@@ -187,8 +187,8 @@ static int choice(reader* r, tuner_row* row) {
     if (key(&value, "channels")) {
       if (row->channels != 0) return wrong(r, w.text, "channels is given twice");
       if (number(r, value, 0, "channels", &found) != 0) return -1;
-      if (found < 1 || found > MOST_CHANNELS) {
-        return wrong(r, value.text, "channels %.*s, expected 1 to %d (leave it out for NCCL's own)",
+      if (found > MOST_CHANNELS) {
+        return wrong(r, value.text, "channels %.*s, expected 1 to %d, or 0 for NCCL's own",
                      shown(value), value.text, MOST_CHANNELS);
       }
       row->channels = (int32_t)found;

@@ -42,6 +42,11 @@ def test_rows_are_read_as_they_are_written(write):
     )
 
 
+def test_no_channels_and_none_given_are_the_same(write):
+    given = tuner.read(write("commkit-tuner-table 1\nallreduce 0.. -> ring simple channels=0\n"))
+    assert given.rows == (Row("allreduce", (0, None), "ring", "simple", line=2),)
+
+
 def test_what_is_written_is_read_back_equal(write):
     first = tuner.read(write(TABLE))
     text = tuner.text(first.rows, "of a sweep\n\non one day")
@@ -80,7 +85,7 @@ def test_what_is_written_is_read_back_equal(write):
         ("allreduce 0.. -> ring Simple", 23, "protocol 'Simple', expected one of ll, ll128"),
         ("allreduce 0.. -> nvlstree simple", 18, "algorithm 'nvlstree', expected one of tree"),
         ("allreduce 0.. -> ring simple 4", 30, "'4', expected channels=, chunk="),
-        ("allreduce 0.. -> ring simple channels=0", 39, "channels 0, expected 1 to 64"),
+        ("allreduce 0.. -> default channels=0", 1, "the row chooses nothing"),
         ("allreduce 0.. -> ring simple channels=65", 39, "channels 65"),
         ("allreduce 0.. -> ring simple channels=-1", 39, "channels '-1', expected a number"),
         ("allreduce 0.. -> ring simple chunk=2G", 36, "chunk 2G, expected 1 to 1G"),
