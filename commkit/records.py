@@ -6,6 +6,7 @@ grows.  Each line stands alone: it repeats the run's versions and settings.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -41,8 +42,8 @@ _KEPT_NAMES = frozenset(
     }
 )
 _KEPT_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TP_SOCKET_", "UCX_", "FI_", "RCCL_")
-_SECRET = re.compile(r"SECRET|TOKEN|PASS|CRED|AUTH|(^|_)KEY", re.IGNORECASE)
-_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")  # user:password in an address
+_SECRET = re.compile(r"SECRET|TOKEN|PASS|CRED|AUTH|(?<!P)KEY", re.IGNORECASE)  # a PKEY is none
+_LOGIN = re.compile(r"(?<=://)[^\s,;]+(?=@)")  # user:password, which may hold / and @
 
 
 def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -266,6 +267,8 @@ class Writer:
                 f"--json {path}: another process is writing records to this file; "
                 "are these ranks of one world that started as several?"
             ) from None
+        except OSError:
+            pass  # a file system without locks: two worlds in one file are not noticed there
 
     def write(self, record: Measurement) -> None:
         """Raises OSError where the system does, a full disk for one."""
@@ -275,8 +278,15 @@ class Writer:
             sys.stdout.flush()
             return
         left = memoryview(line.encode())
-        while left:
-            left = left[self._file.write(left) :]
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            # No torn line, which the next run would append to; a pipe cannot be cut.
+            with contextlib.suppress(OSError):
+                self._file.truncate(whole)
+            raise
 
     def close(self) -> None:
         if self._file is not None:

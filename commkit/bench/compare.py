@@ -44,6 +44,8 @@ class Comparison:
     only_after: list[Measurement] = field(default_factory=list)
     #: Of versions, settings and places, what is not the same on both sides.
     differences: list[str] = field(default_factory=list)
+    #: Rows of the second side with wrong data, whether there is something to compare or not.
+    wrong: int = 0
 
     @property
     def slower(self) -> list[Row]:
@@ -52,7 +54,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """Wrong data come first: a fast wrong answer is no answer."""
-        if any(record.wrong for row in self.rows for record in row.after):
+        if self.wrong:
             return EXIT_WRONG_DATA
         return EXIT_REGRESSION if self.slower else EXIT_OK
 
@@ -91,8 +93,7 @@ class Comparison:
             verdict: sum(row.verdict == verdict for row in self.rows)
             for verdict in (SLOWER, FASTER, SAME, UNSURE)
         }
-        wrong = sum(1 for row in self.rows if any(record.wrong for record in row.after))
-        said = f"{wrong} with wrong data, " if wrong else ""
+        said = f"{self.wrong} with wrong data, " if self.wrong else ""
         yield (
             f"# {len(self.rows)} rows at {100 * self.threshold:g} %: {said}"
             f"{counts[SLOWER]} slower, {counts[FASTER]} faster, {counts[SAME]} the same, "
@@ -122,8 +123,10 @@ def compare(
     threshold); same: between the two; unsure: anything else.  Without an interval the ratio alone
     decides.  Raises UsageError if no row matches, saying in what the two sides differ.
     """
+    after = list(after)
     first, second = _grouped(before), _grouped(after)
     found = Comparison(threshold)
+    found.wrong = len({_comparable(record) for record in after if record.wrong})
     common = [key for key in second if key in first]
     if not common:
         raise UsageError(f"nothing to compare: {_why_not(first, second)}")

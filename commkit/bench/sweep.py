@@ -138,7 +138,13 @@ class Sweep:
     def _shared_plan(self) -> tuple[object, ...]:
         # Only rank 0 knows the files, so their names may differ.
         a = replace(
-            self.arguments, json="", baseline="", rows=(), concurrent=(), gates=(), timeout=None
+            self.arguments,
+            json="",
+            baseline="given" if self.arguments.baseline else "",  # all come to its gather
+            rows=(),
+            concurrent=(),
+            gates=(),
+            timeout=None,
         )
         names = [row.name for row in self.arguments.rows]
         families = [(family, row.name) for family, row in self.arguments.concurrent]
@@ -232,7 +238,8 @@ class Sweep:
                 seen.add(redop)
                 self.watch.phase(f"trying {row.name} {number.name} {redop}")
                 mine = "" if team.backend is None else team.backend.supports(number, redop, row)
-                answers = [mine] if len(team.groups) == 1 else self.backend.gather_text(mine)
+                # Of all: a rank without a partner refuses nothing.
+                answers = self.backend.gather_text(mine)
                 refusal = next((text for text in answers if text), "")
                 if refusal:
                     refusals.append(f"{number.name} {redop} ({self.measured.name}: {refusal})")
@@ -425,9 +432,10 @@ class Sweep:
 
     def _patience(self, size: int) -> float:
         """Ten times what the size before suggests, and never less than two minutes."""
+        asked = 4 * (self.arguments.budget or 0.0)  # two placements, and as much to spare
         if not self._last_bytes:
-            return 300.0
-        return 120.0 + 10 * self._last_time * max(1.0, size / self._last_bytes)
+            return 300.0 + asked
+        return 120.0 + asked + 10 * self._last_time * max(1.0, size / self._last_bytes)
 
     # -- reporting, on rank 0
 

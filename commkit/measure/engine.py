@@ -141,7 +141,7 @@ class _Clockwork:
 
     def warm_up(self, call: Callable[[], None]) -> float:
         """Seconds of the last warm-up call; one more is made where a budget needs to know."""
-        calls = max(self.job.warmup, 1 if self.job.budget and not self.job.precision else 0)
+        calls = self.job.warmup + (1 if self.job.budget and not self.job.precision else 0)
         took = 0.0
         for _ in range(calls):
             began = time.perf_counter()

@@ -158,6 +158,14 @@ def test_wrong_data_come_before_speed():
     assert any(", 3 wrong" in line for line in found.lines())
 
 
+def test_wrong_data_count_where_there_is_nothing_to_compare_them_with():
+    same = record([10.0] * 20)
+    wrong = record([10.0] * 20, bytes=same.bytes * 2, count=same.count * 2, wrong=7)
+    found = comparing.compare([same], [same, wrong])
+    assert found.exit_code == 4
+    assert "1 with wrong data" in list(found.lines())[-1]
+
+
 def test_what_differs_between_the_sides_is_listed():
     before = measurement(environment={"NCCL_ALGO": "Ring"}, versions={"torch": "2.13.0"})
     after = measurement(environment={"NCCL_PROTO": "LL"}, versions={"torch": "2.14.0"})

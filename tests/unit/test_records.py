@@ -185,14 +185,20 @@ def test_the_environment_is_kept_by_allow_list_and_without_secrets():
             "NCCL_PLUGIN_TOKEN": "t",
             "UCX_AUTH": "t",
             "FI_API_KEY": "k",
+            "UCX_APIKEY": "k",
+            "FI_SSHKEY": "k",
+            "NCCL_IB_PKEY": "3",
             "AWS_SECRET_ACCESS_KEY": "k",
             "HOME": "/root",
             "UCX_PROXY": "http://user:hunter22@proxy:80/x",
+            "FI_PROXY": "http://user:hunter/@22@proxy:80",
         }
     )
     assert kept == {
+        "FI_PROXY": "http://***@proxy:80",
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_ALGO": "Ring",
+        "NCCL_IB_PKEY": "3",
         "OMP_NUM_THREADS": "1",
         "UCX_PROXY": "http://***@proxy:80/x",
     }

@@ -135,7 +135,8 @@ class _Parser:
                 # Minimum and maximum are over ranks, not over iterations.
                 spread=Spread(mean=mean),
                 slowest=slowest,
-                wrong=0 if validation == "Pass" else None,
+                # It does not say how many are wrong: at least one.
+                wrong={None: None, "Pass": 0}.get(validation, 1),
                 versions={"osu": self.version},
                 run=identifier(self.text, self.sections - 1),
                 timestamp=self.given.changed,
