@@ -189,8 +189,6 @@ def init_process_group(
         init_method=init_method, rank=rank, world_size=world_size, settings=settings
     )
     declared = groups.as_layout(layout, spec.world_size) if layout is not None else None
-    if settings.report and spec.rank == 0:
-        report.check_path(settings.report)
     moved: dict[str, str] = {}
     if topology is not None or (settings.topology and spec.world_size > 1):
         from commkit import reorder  # what it needs takes long to import, and few jobs need it
@@ -202,6 +200,8 @@ def init_process_group(
             settings,
             deadline - time.monotonic(),
         )
+    if settings.report and spec.rank == 0:
+        report.check_path(settings.report)
     lap("resolve")
     world = overlay.join(spec, deadline - time.monotonic(), settings=settings)
     lap("join")

@@ -1,7 +1,7 @@
 """Which of several equal next hops a switch takes for a flow: hash models, and fitting them.
 
     Linux     the kernel's own hash when it forwards, exactly; needs its seed
-    Crc, Xor  the families that switch chips offer, with seed and offset; which fields in which
+    Chip      the families that switch chips offer, with seed and offset; which fields in which
               order a chip feeds them is the vendor's secret, so they are candidates for `fit`
     Probed    paths that were measured
 

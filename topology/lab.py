@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -144,12 +145,18 @@ class Lab:
         """End the processes of all hosts and remove everything.  A forked child removes nothing."""
         if not self.prefix or self._owner != os.getpid():
             return
-        netns.remove(netns.names(self.prefix))
-        self.prefix = ""
-        for process in self._processes:
-            process.kill()  # it may have gone into a namespace of its own
-            process.wait()
-        self._processes.clear()
+        # Another signal must not cut it short; what it starts does not hear one either.
+        late = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, late)
+        try:
+            netns.remove(netns.names(self.prefix))
+            self.prefix = ""
+            for process in self._processes:
+                process.kill()  # it may have gone into a namespace of its own
+                process.wait()
+            self._processes.clear()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> Lab:
         return self.up()

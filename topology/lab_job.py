@@ -94,7 +94,9 @@ def ended_by(*numbers: int) -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in numbers}
+    # Not those that nohup has turned off.
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
     finally:

@@ -160,7 +160,8 @@ def _leaf(uplinks: tuple[str, ...], paths: Mapping[FiveTuple, int], candidates: 
     if fitting:
         why = f"{len(fitting)} of {len(tried)} models fit {len(paths)} flows: probe more ports"
         return Leaf(uplinks, paths, measured, "unknown", why)
-    shifts = linear_shifts(paths)
+    # Of 3 or 5 uplinks (one is silent?) an exclusive or can lead to one that has no number.
+    shifts = {} if count & (count - 1) else linear_shifts(paths)
     why = f"none of {len(tried)} models explains {len(paths)} flows"
     if shifts:
         why += f"; it is linear: {len(shifts)} changes of the source port move every flow alike"

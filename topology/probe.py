@@ -56,7 +56,8 @@ def probe(
                     for so long
     window          sockets at a time
 
-    Protocols: UDP (an empty datagram) and TCP (a SYN; if it arrives, the connection is reset).
+    Protocols: UDP (a datagram of one byte, the TTL) and TCP (a SYN; if it arrives, the connection
+    is reset).
     Raises UsageError for other protocols, a TTL outside 1 to 255, a source that is not here.
     """
     if not 1 <= ttl <= 255:
@@ -142,7 +143,8 @@ def _send(one: socket.socket, flow: FiveTuple, ttl: int) -> str | None:
         one.bind((flow.source, flow.source_port))
         one.connect((flow.destination, flow.destination_port))
         if flow.protocol == UDP:
-            one.send(b"")
+            # Routers quote it: a late answer to another TTL is told by it.
+            one.send(bytes([ttl]))
             return None
     except BlockingIOError:
         return None
@@ -163,9 +165,11 @@ def _read(one: socket.socket, flow: FiveTuple, ttl: int) -> Answer | None:
     """What the error queue says."""
     while True:
         try:
-            _, ancillary, _, _ = one.recvmsg(64, 512, socket.MSG_ERRQUEUE)
+            quoted, ancillary, _, _ = one.recvmsg(64, 512, socket.MSG_ERRQUEUE)
         except OSError:
             return None
+        if flow.protocol == UDP and quoted[:1] not in (b"", bytes([ttl])):
+            continue
         for level, kind, data in ancillary:
             if (level, kind) not in (
                 (socket.IPPROTO_IP, _IP_RECVERR),

@@ -74,11 +74,14 @@ class Shape:
             )
         need = _bits(self.rails) + self._group_bits + self._slot_bits
         links = ((self.rails - 1 << self._group_bits) + len(self.sizes)) * self.spines
-        if need > 24 or links > 1 << 18 or len(self.sizes) > 1 << 16 or self.rails > 1 << 16:
+        leaves = (self.rails - 1 << self._group_bits) + len(self.sizes)
+        # Each is 16 bits of an IPv6 address.
+        most = max(leaves, self.spines, self.rails, *self.sizes)
+        if need > 24 or links > 1 << 18 or most > 1 << 16:
             raise UsageError(
                 f"a lab of {len(self.sizes)} leaves, {self.spines} spines, {self.rails} rails and "
                 f"up to {max(self.sizes)} hosts a leaf does not fit into 10.0.0.0/8 and "
-                "172.16.0.0/12: expected fewer"
+                "172.16.0.0/12, or 16 bits of an IPv6 address: expected fewer"
             )
 
     @property

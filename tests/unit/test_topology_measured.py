@@ -53,14 +53,23 @@ def test_a_hash_that_is_none_of_them_is_unknown_and_only_what_was_measured_is_to
     assert leaf.known.path(FiveTuple("10.0.0.2", "10.1.0.2", UDP, 1, 4791)) is None
 
 
+class Backwards:
+    """A CRC over the fields in an order that nobody has told us."""
+
+    def path(self, flow):
+        ends = flow.destination, flow.source, flow.protocol
+        return Chip("crc", 4).path(FiveTuple(*ends, flow.destination_port, flow.source_port))
+
+
+def test_where_one_of_four_uplinks_is_silent_nothing_is_said_of_it():
+    all_four = measure(Backwards(), count=256)
+    answers = {flow: by for flow, by in all_four.items() if by != UPLINKS[3]}
+    (leaf,) = leaves_of(answers)
+    assert leaf.uplinks == tuple(UPLINKS[:3])
+    assert {leaf.known.path(flow) for flow in all_four} == {None, 0, 1, 2}
+
+
 def test_an_unknown_linear_hash_extends_to_ports_that_nobody_measured():
-    class Backwards:
-        """A CRC over the fields in an order that nobody has told us."""
-
-        def path(self, flow):
-            ends = flow.destination, flow.source, flow.protocol
-            return Chip("crc", 4).path(FiveTuple(*ends, flow.destination_port, flow.source_port))
-
     hidden = Backwards()
     sources = tuple(f"10.0.0.{2 + 4 * i}" for i in range(4))
     answers = measure(hidden, sources=sources)

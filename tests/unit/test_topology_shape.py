@@ -81,6 +81,7 @@ def test_the_fabric_has_the_plan_s_hosts_leaves_and_cables(shape):
         ((1,), 1, 0, "1 or more"),
         ((64,) * 65537, 1, 1, "does not fit"),
         ((2,) * 4096, 65, 1, "does not fit"),
+        ((70000,), 2, 1, "does not fit"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes, spines, rails, words):
