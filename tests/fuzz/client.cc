@@ -71,6 +71,10 @@ void serve(int fd, const std::vector<std::string>& script) {
   close(fd);
 }
 
+// An agent that is late answers nobody; all the calls of an input have to end long before the
+// fuzzer takes them for stuck.
+constexpr double kSeconds = 1;
+
 template <typename Call>
 void ends(const Call& call) {
   try {
@@ -92,12 +96,12 @@ void as_rank(Input& in, int listener, const Fields& config, const std::vector<ui
       ends([&] {
         switch (what % 8) {
           case 0:
-            client.formed(5, nullptr);
+            client.formed(kSeconds, nullptr);
             break;
           case 1: {
             auto kind = static_cast<OpKind>(1 + what / 8 % 3);
-            auto out = client.operation(kind, "t#0", kind == kBroadcast ? 0 : -1, true, "x", "d", 5,
-                                        nullptr);
+            auto out = client.operation(kind, "t#0", kind == kBroadcast ? 0 : -1, true, "x", "d",
+                                        kSeconds, nullptr);
             require(kind != kBroadcast || out.size() == 1, "a broadcast has one payload");
             break;
           }
@@ -106,11 +110,11 @@ void as_rank(Input& in, int listener, const Fields& config, const std::vector<ui
             KvRequest request;
             request.op = what % 16 < 8 ? KvOp::kGet : KvOp::kListKeys;
             request.key = "k";
-            client.key(std::move(request), 5, nullptr);
+            client.key(std::move(request), kSeconds, nullptr);
             break;
           }
           case 4:
-            client.root_endpoint(5, nullptr);
+            client.root_endpoint(kSeconds, nullptr);
             break;
           case 5:
             client.info();
