@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from commkit.bench.arguments import Arguments
@@ -11,8 +11,8 @@ from commkit.measure.collectives import Collective
 if TYPE_CHECKING:
     from commkit.measure.engine import Placement, Result
 
-_LABELS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
-_HALF = "  {:>7}  {:>6}  {:>6}  {:>6}"
+LABELS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
+HALF = "  {:>7}  {:>6}  {:>6}  {:>6}"
 #: Lines for single ranks before the header says `and N more`.
 _DEVICES = 64
 
@@ -52,18 +52,18 @@ def device_lines(ranks: Sequence[tuple[str, int, str]]) -> list[str]:
 def label_lines() -> list[str]:
     half = ("time", "algbw", "busbw", "#wrong")
     units = ("(us)", "(GB/s)", "(GB/s)", "")
-    blank = _LABELS.format("", "", "", "", "")
+    blank = LABELS.format("", "", "", "", "")
     return [
         "#",
         blank + "           out-of-place                       in-place          ",
-        _LABELS.format("size", "count", "type", "redop", "root") + 2 * _HALF.format(*half),
-        _LABELS.format("(B)", "(elements)", "", "", "") + 2 * _HALF.format(*units),
+        LABELS.format("size", "count", "type", "redop", "root") + 2 * HALF.format(*half),
+        LABELS.format("(B)", "(elements)", "", "", "") + 2 * HALF.format(*units),
     ]
 
 
 def _half(placement: Placement) -> str:
     wrong = "N/A" if placement.wrong is None else f"{placement.wrong:g}"
-    return _HALF.format(
+    return HALF.format(
         fitted(placement.summary.p50 * 1e6, 7),
         fitted(placement.algbw, 6),
         fitted(placement.busbw or 0.0, 6),
@@ -103,14 +103,22 @@ def average_busbw(results: Sequence[Result]) -> float:
 
 
 def footer_lines(results: Sequence[Result], row: Collective) -> list[str]:
-    found = [place.wrong for r in results for place in (r.out_of_place, r.in_place)]
-    counted = [wrong for wrong in found if wrong is not None]
-    wrong = sum(counted)
+    wrong = [place.wrong for r in results for place in (r.out_of_place, r.in_place)]
     # nccl-tests says no more than OK where nothing was checked, and its parsers look for that.
-    said = "FAILED" if wrong else "OK" if counted else "OK (not verified)"
+    lines = total_lines(wrong, average_busbw(results), "OK (not verified)")
+    return [*lines, f"# Collective test concluded: {row.name}"]
+
+
+def total_lines(wrong: Iterable[float | None], average: float, unchecked: str) -> list[str]:
+    """Below a table: wrong elements of all rows (None: not counted), and the average busbw.
+
+    `unchecked` is the verdict where no row was counted.
+    """
+    counted = [number for number in wrong if number is not None]
+    total = sum(counted)
+    said = ("FAILED" if total else "OK") if counted else unchecked
     return [
-        f"# {'Out of bounds values':<20} : {wrong} {said}",
-        f"# {'Avg bus bandwidth':<20} : {average_busbw(results):g} ",
+        f"# {'Out of bounds values':<20} : {total} {said}",
+        f"# {'Avg bus bandwidth':<20} : {average:g} ",
         "#",
-        f"# Collective test concluded: {row.name}",
     ]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from commkit.bench.table import fitted
+from commkit.bench.table import HALF, LABELS, fitted, total_lines
 from commkit.records import Measurement
 
 _HEAD = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
-_LABELS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
-_HALF = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"
 _OWN = "  {:>7}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}"
 _OWN_LABELS = (
@@ -96,7 +94,7 @@ def lines(records: Sequence[Measurement], *, wide: bool = False) -> Iterator[str
 
 def label_lines(*, wide: bool = False) -> list[str]:
     names, units = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
-    half = [_HALF.format(*names), _HALF.format(*units)]
+    half = [HALF.format(*names), HALF.format(*units)]
     above = "           out-of-place                       in-place          "
     own = ["", ""]
     if wide:
@@ -106,9 +104,9 @@ def label_lines(*, wide: bool = False) -> list[str]:
         own = [_OWN.format(*labels) for labels in _OWN_LABELS]
     return [
         "#",
-        _LABELS.format("", "", "", "", "") + above,
-        _LABELS.format("size", "count", "type", "redop", "root") + 2 * half[0] + own[0],
-        _LABELS.format("(B)", "(elements)", "", "", "") + 2 * half[1] + own[1],
+        LABELS.format("", "", "", "", "") + above,
+        LABELS.format("size", "count", "type", "redop", "root") + 2 * half[0] + own[0],
+        LABELS.format("(B)", "(elements)", "", "", "") + 2 * half[1] + own[1],
     ]
 
 
@@ -136,8 +134,8 @@ def row_line(outer: Measurement | None, inner: Measurement | None, *, wide: bool
 
 def _half(record: Measurement | None, wide: bool) -> str:
     if record is None:  # words, so that readers that split a line still count right
-        return _HALF.format(*4 * ["N/A"]) + (_SPREAD.format(*4 * [_BLANK]) if wide else "")
-    text = _HALF.format(
+        return HALF.format(*4 * ["N/A"]) + (_SPREAD.format(*4 * [_BLANK]) if wide else "")
+    text = HALF.format(
         fitted(record.time_us, 7),
         fitted(record.algbw_gbps, 6),
         _busbw(record),
@@ -172,18 +170,10 @@ def _totals(stretch: Sequence[Row]) -> list[str]:
     records = [record for row in stretch for record in row if record is not None]
     if not records:
         return []
-    counted = [record.wrong for record in records if record.wrong is not None]
-    wrong, said = sum(counted), "not verified"
-    if counted:
-        said = "FAILED" if wrong else "OK"
     bandwidths = [
         record.busbw_gbps or 0.0
         for record in records
         if record.bytes and (record.busbw_gbps is not None or record.world_size == 1)
     ]
     average = sum(bandwidths) / len(bandwidths) if bandwidths else 0.0
-    return [
-        f"# {'Out of bounds values':<20} : {wrong} {said}",
-        f"# {'Avg bus bandwidth':<20} : {average:g} ",
-        "#",
-    ]
+    return total_lines((record.wrong for record in records), average, "not verified")
