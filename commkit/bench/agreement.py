@@ -42,6 +42,16 @@ class Hello:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
 
+def open_records(backend: Backend, path: str) -> tuple[records.Writer | None, str]:
+    """Rank 0's writer of --json, or the trouble that its hello tells of; elsewhere neither."""
+    if backend.rank != 0 or not path:
+        return None, ""
+    try:
+        return records.Writer(path), ""
+    except UsageError as error:
+        return None, str(error)
+
+
 def hello(place: Place | None, backend: Backend, plan: str, trouble: str) -> Hello:
     host = place.spec.host if place is not None else launch.host_identity()
     return Hello(

@@ -146,12 +146,7 @@ class Pairs:
         return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
     def _agree(self) -> list[Hello]:
-        trouble = ""
-        if self.leader and self.arguments.json:
-            try:
-                self._writer = records.Writer(self.arguments.json)
-            except UsageError as error:
-                trouble = str(error)
+        self._writer, trouble = agreement.open_records(self.backend, self.arguments.json)
         a = self.arguments
         plan = f"{self.which} {a.maximum} {a.iterations} {a.warmup} {a.checks} {a.numbers}"
         mine = agreement.hello(self.place, self.backend, plan, trouble)

@@ -125,12 +125,7 @@ class Sweep:
 
     def _agree(self) -> list[Hello]:
         """Everything that could differ between ranks, compared at once."""
-        trouble = ""
-        if self.leader and self.arguments.json:
-            try:
-                self._writer = records.Writer(self.arguments.json)
-            except UsageError as error:
-                trouble = str(error)
+        self._writer, trouble = agreement.open_records(self.backend, self.arguments.json)
         plan = hashlib.sha256(repr(self._shared_plan()).encode()).hexdigest()
         mine = agreement.hello(self.place, self.measured, plan, trouble)
         return agreement.exchange(self.backend, mine)
